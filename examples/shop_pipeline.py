@@ -15,17 +15,14 @@ from typing import Any
 
 from ratchet import Json, Pipeline, Topology, count, parquet, sqlite, sum_, tumbling
 
-PLACE = ["topic", "partition"]  # event time goes by partition
-
 
 def pipeline(servers: str = "127.0.0.1:9092", folder: str = ".") -> Pipeline:
     """The six jobs. Tables and files are in ``folder``; use ``postgres(dsn, ...)`` for a server."""
     store = f"{folder}/shop.db"
     p = Pipeline("shop", state=lambda name: sqlite(f"{folder}/state.db", name))
     order = Json(order=str, shop=str, cents=int, at=datetime)
-    timed = p.read_kafka("orders", value=order, metadata=PLACE, bootstrap_servers=servers)
-    paid = p.read_kafka("payments", value=Json(order=str, paid=int, paid_at=datetime), metadata=PLACE)
-    orders = timed.drop(*PLACE)
+    orders = p.read_kafka("orders", value=order, bootstrap_servers=servers)
+    paid = p.read_kafka("payments", value=Json(order=str, paid=int, paid_at=datetime))
 
     # 1. Each order is a row.
     orders.append_into(sqlite(store, "raw_orders"), name="raw")
@@ -38,16 +35,16 @@ def pipeline(servers: str = "127.0.0.1:9092", folder: str = ".") -> Pipeline:
     hours.upsert_into(sqlite(store, "per_hour"), name="per-hour")
 
     # 4. Each window of five minutes, sent once, when it closes.
-    windows = timed.window(tumbling("5 min"), on="at", late="10 min").group_by("shop").agg(cents=sum_("cents"))
-    windows.when_closed(name="windows").to_kafka("closed", key="shop", name="closed")
+    windows = orders.window(tumbling("5 min"), on="at", late="10 min").group_by("shop").agg(cents=sum_("cents"))
+    windows.when_closed().to_kafka("closed", key="shop", name="closed")
 
     # 5. Orders with their payments.
-    matched = timed.join(paid, on="order", times=("at", "paid_at"), within="30 days", name="matched", late="1 day")
+    matched = orders.join(paid, on="order", times=("at", "paid_at"), within="30 days", name="matched", late="1 day")
     matched.append_into(parquet(f"{folder}/matched"), name="lake")
 
-    # 6. Large orders, each once.
-    first = timed.deduplicate("order", within="1 day", on="at", name="seen", late="1 h")
-    first.filter("cents > 100000").drop(*PLACE).to_kafka("large", key="order", name="large")
+    # 6. Large orders, each once in a day by the timestamps of their records.
+    first = orders.deduplicate("order", within="1 day", late="1 h", name="seen")
+    first.filter("cents > 100000").to_kafka("large", key="order", name="large")
     return p
 
 

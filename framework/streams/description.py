@@ -6,8 +6,9 @@ import html
 
 from framework.errors import RatchetError
 from framework.streams.graph_svg import graph_svg
+from framework.streams.hidden_columns import is_hidden
 from framework.streams.steps_bolt import StepsBolt
-from framework.topology import Component, FencedState, OpaquePartitionedTransactionalSpout, Topology
+from framework.topology import Component, FencedState, Fields, OpaquePartitionedTransactionalSpout, Topology
 from framework.topology.bolts import Bolt
 from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.topology.planning_time_stream import HIDDEN_STREAMS
@@ -51,7 +52,7 @@ def described_html(topology: Topology | RatchetError) -> str:
 def _row(topology: Topology, component: Component) -> tuple[str, str, str, list[str], list[str], str]:
     takes = [f"{each.label} by {each.grouping.outline()}" for each in component.subscriptions]
     emits = [
-        f"{'' if stream == 'default' else f'{stream}: '}{', '.join(f'{name} {fields.type_of(name)}' for name in fields)}"
+        f"{'' if stream == 'default' else f'{stream}: '}{_columns(fields)}"
         for stream, fields in component.streams.items()
         if stream not in HIDDEN_STREAMS
     ]
@@ -63,6 +64,10 @@ def _row(topology: Topology, component: Component) -> tuple[str, str, str, list[
         emits,
         _promise(topology, component),
     )
+
+
+def _columns(fields: Fields) -> str:
+    return ", ".join(f"{name} {fields.type_of(name)}" for name in fields if not is_hidden(name))
 
 
 def _promise(topology: Topology, component: Component) -> str:

@@ -12,9 +12,10 @@ import pyarrow as pa
 from framework.errors import BadRecordError, TopologyError
 from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
+from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidden
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
 from framework.streams.row_growth_limits import FEW, check_bytes
-from framework.streams.stateless_steps import MARK, Columns, Step
+from framework.streams.stateless_steps import Columns, Step
 from framework.topology.arrow_columns import column_of
 
 #: A column of numbers that rise where tombstones begin or end.
@@ -35,11 +36,11 @@ class FunctionFilter(Step):
         return (self.function,)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        kept = [bool(self.function(row)) for row in dicts_of(self.call, frame)]
+        kept = [bool(self.function(row)) for row in dicts_of(self.call, without_hidden(frame))]
         return frame.filter(pl.Series(kept, dtype=pl.Boolean))
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
-        rows = zip(dicts_of(self.call, frame.drop(MARK)), frame.get_column(MARK), strict=True)
+        rows = zip(dicts_of(self.call, without_hidden(frame)), frame.get_column(MARK), strict=True)
         kept = [is_tombstone is True or bool(self.function(row)) for row, is_tombstone in rows]
         return frame.filter(pl.Series(kept, dtype=pl.Boolean))
 
@@ -119,17 +120,20 @@ class FunctionMap(RemakingStep):
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         rows: list[tuple[Any, ...]] = []
-        for given in self.calls.results(dicts_of(self.call, frame)):
-            rows += self._made_of(given)
-        return frame_of_values(self.call, self.schema, rows)
+        counts: list[int] = []
+        for given in self.calls.results(dicts_of(self.call, without_hidden(frame))):
+            made = self._made_of(given)
+            rows += made
+            counts.append(len(made))
+        return with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, counts)
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
-        marks, given = frame.get_column(MARK).to_list(), frame.drop(MARK)
+        marks, given = frame.get_column(MARK).to_list(), without_hidden(frame)
         live = given.filter(~frame.get_column(MARK).fill_null(False))
         results = iter(self.calls.results(dicts_of(self.call, live)))
         places = [(name, self.schema.names.index(name)) for name in sorted(checked)]
         rows: list[tuple[Any, ...]] = []
-        made_marks: list[bool | None] = []
+        counts: list[int] = []
         for row, mark in zip(dicts_of(self.call, given), marks, strict=True):
             if mark:
                 made = [self._passed(row, known)]
@@ -142,9 +146,8 @@ class FunctionMap(RemakingStep):
                 if changed:
                     raise self._changes(changed)
             rows += made
-            made_marks += [mark] * len(made)
-        marked = pl.Series(MARK, made_marks, dtype=pl.Boolean)
-        return frame_of_values(self.call, self.schema, rows).with_columns(marked)
+            counts.append(len(made))
+        return with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +157,14 @@ class BatchMap(RemakingStep):
     kind: Literal["arrow", "polars", "pandas"]
     batch_size: int | None = None
 
+    @property
+    def carries(self) -> bool:
+        return False
+
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         if not frame.height:
             return pl.DataFrame(pl.from_arrow(self.schema.empty_table()))
+        frame = without_hidden(frame)
         parts = frame.iter_slices(self.batch_size) if self.batch_size is not None else [frame]
         returned = self.calls.results(map(self._given, parts))
         return pl.DataFrame(pl.from_arrow(pa.concat_tables(map(self._fitting, returned))))
@@ -198,7 +206,7 @@ class BatchMap(RemakingStep):
         runs = frame.with_columns(pl.col(MARK).rle_id().alias(_RUN)).partition_by(_RUN, include_key=False)
         for run in runs or [frame]:
             mark = run.get_column(MARK)[0] if run.height else None
-            given = run.drop(MARK)
+            given = without_hidden(run)
             if mark:
                 rows = [self._passed(row, known) for row in dicts_of(self.call, given)]
                 its = frame_of_values(self.call, self.schema, rows)

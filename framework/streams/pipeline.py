@@ -12,12 +12,14 @@ from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
+from framework.streams.hidden_columns import PLACE, TIMESTAMP, check_new_names, hidden_of, visible, with_carried
 from framework.streams.plan import (
     Node,
     Placed,
     Read,
     SideOutput,
     builder_of,
+    carried_in,
     carries_tombstones,
     check_sequence,
     emitter_of,
@@ -87,6 +89,7 @@ class Pipeline(TopologyMaker):
             checked_parallelism(reading.spout_id, reading.parallelism)
         except TopologyError as error:
             raise call.mistake(error) from None
+        check_new_names(call, schema.names)
         self._reading = reading
         node = Read(source, schema)
         self._sources.append(node)
@@ -160,7 +163,11 @@ class Pipeline(TopologyMaker):
                 Input(
                     ", ".join(dict.fromkeys(name_of(way[0]) for way in ways_to(each))),
                     DEFAULT_STREAM,
-                    Fields.of_schema(_with_tombstones(each.schema) if each is placed.deletes else each.schema),
+                    Fields.of_schema(
+                        with_carried(
+                            _with_tombstones(each.schema) if each is placed.deletes else each.schema, placed.hidden
+                        )
+                    ),
                     placed.grouping,
                 )
                 for each in sides_of(placed.above)
@@ -170,7 +177,13 @@ class Pipeline(TopologyMaker):
         except RatchetError as error:
             raise placed.call.mistake(error) from None
         schemas = {stream: fields.schema() or pa.schema([]) for stream, fields in declarer.streams.items()}
-        complete = replace(placed, schema=schemas.pop(DEFAULT_STREAM, pa.schema([])), side_schemas=schemas)
+        seen = {stream: visible(schema) for stream, schema in schemas.items()}
+        complete = replace(
+            placed,
+            schema=seen.pop(DEFAULT_STREAM, pa.schema([])),
+            side_schemas=seen,
+            made_hidden={stream: frozenset(hidden_of(schema.names)) for stream, schema in schemas.items()},
+        )
         self._placed.append(complete)
         return complete
 
@@ -193,18 +206,44 @@ class Pipeline(TopologyMaker):
         """The columns that name the partition of the source that a row is from."""
         return self._reading.partition if self._reading is not None else ()
 
+    def place_of(self, *rows: Node) -> tuple[str, ...] | None:
+        """The columns, which all of these rows have, that name the partition of the source that a
+        row is from: those that the user asked for, or hidden ones. None where they have none."""
+        if all(set(self.partition) <= set(each.schema.names) for each in rows):
+            return self.partition
+        return PLACE if all(self.carries(each, PLACE) for each in rows) else None
+
+    def left_out_of_joins(self, rows: Node) -> tuple[str, ...]:
+        """The columns of topic and partition, which joined rows do not have."""
+        asked = self._reading.asked if self._reading is not None else frozenset()
+        is_place = set(self.partition) <= set(rows.schema.names)
+        return tuple(each for each in self.partition if is_place or each in asked)
+
+    def carries(self, rows: Node, names: Iterable[str]) -> bool:
+        """Whether rows can have these hidden columns."""
+        return self._reading is not None and carried_in(self._reading, rows).issuperset(names)
+
+    def check_timestamps(self, call: Call, rows: Node, option: str) -> None:
+        """Raise ``TopologyError`` for rows that do not have the time of a record."""
+        if not self.carries(rows, [TIMESTAMP]):
+            raise call.mistake(
+                f"its rows have no timestamp of a record of a topic: say which column is the time, as in {option}='at'"
+            )
+
     def without_partition(self, above: Node) -> str:
         """The mistake of a step by event time whose rows do not say from which partition they
         are."""
         steps = [way[0] for way in ways_to(above) if isinstance(way[0], (Placed, SideOutput))]
-        made = next((emitter_of(each) for each in steps if not set(self.partition) <= set(each.schema.names)), None)
+        made = next((emitter_of(each) for each in steps if self.place_of(each) is None), None)
         if made is not None:
             return (
                 f"event time goes by partition, and the rows of {made.call} are from several: join them with a table without "
                 "times=, upsert them, or write them to a topic and read that in a second pipeline"
             )
+        remade = [step.step.call for _, way in ways_to(above) for step in way if not step.step.carries]
         return (
-            f"event time goes by partition: read_kafka(..., metadata={list(self.partition)!r}), and keep these columns"
+            f"event time goes by partition, and {remade[0] if remade else 'a step'} makes rows of several: "
+            f"read_kafka(..., metadata={list(self.partition)!r}), and keep these columns"
         )
 
     def watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
@@ -212,8 +251,8 @@ class Pipeline(TopologyMaker):
         ``TopologyError`` for steps that share it with other bounds."""
         key = (above, on, bounds.late)
         if key not in self._watermarks:
-            partition = self.partition
-            if not set(partition) <= set(above.schema.names):
+            partition = self.place_of(above)
+            if partition is None:
                 raise call.mistake(self.without_partition(above))
             try:
                 bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, bounds)
@@ -227,6 +266,7 @@ class Pipeline(TopologyMaker):
                 parallelism=1,
                 call=call,
                 uses=(on, *partition),
+                hidden=frozenset(hidden_of([on, *partition])),
                 takes_clock=True,
             )
             self._watermarks[key] = bounds, self.place(placed)

@@ -15,7 +15,8 @@ Invariants:
 2. A column that no component below needs is neither computed nor read.
 3. Rows reach a component once per way from its inputs to it.
 4. Tombstones come to the bolts that delete rows for them, and to no other.
-5. A row that the filters at the beginning of all ways leave out by its key, its headers or its
+5. Hidden columns come to the components that ask for them, and to no other that takes all columns.
+6. A row that the filters at the beginning of all ways leave out by its key, its headers or its
    metadata is not decoded.
 """
 
@@ -30,6 +31,7 @@ import polars as pl
 import pyarrow as pa
 
 from framework.streams.call_site import Call
+from framework.streams.hidden_columns import CARRIED, with_carried
 from framework.streams.polars_expressions import tests_not_null
 from framework.streams.ports import EarlyFilter, Reading
 from framework.streams.stateless_steps import Columns, Compute, Filter, Step
@@ -81,8 +83,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Placed:
-    """A bolt. ``uses``: the columns that it takes; None: all. ``schema``: what it emits on
-    ``stream``."""
+    """A bolt. ``uses``: the columns that it takes; None: all. ``hidden``: those of ``CARRIED`` that
+    it takes. ``schema``: what it emits on ``stream``, without hidden columns."""
 
     id: str
     above: Node
@@ -91,10 +93,15 @@ class Placed:
     parallelism: int
     call: Call
     uses: tuple[str, ...] | None = None
+    hidden: Columns = frozenset()
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     stream: str = DEFAULT_STREAM
     #: What it emits on other streams.
     side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
+    #: Whether it emits rows as they came, with their hidden columns. If not: stream -> the hidden
+    #: columns that it makes.
+    passes_on: bool = False
+    made_hidden: Mapping[str, Columns] = field(default_factory=dict)
     #: Whether it gets the planning times of the spout, and whose watermark it gets.
     takes_clock: bool = False
     watermark: Placed | None = None
@@ -105,7 +112,7 @@ class Placed:
 
     @property
     def needs(self) -> Columns:
-        return frozenset(self.uses if self.uses is not None else self.above.schema.names)
+        return frozenset(self.uses if self.uses is not None else self.above.schema.names) | self.hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +136,12 @@ _Way: TypeAlias = tuple[Component, _Steps]
 
 @dataclass(slots=True)
 class _Output:
-    """A stream of a ``StepsBolt``: the ways that lead into it, and who takes it."""
+    """A stream of a ``StepsBolt``: the ways that lead into it, and who takes it. ``carried``: the
+    hidden columns in it."""
 
     ways: tuple[_Steps, ...]
     takers: list[Placed]
+    carried: Columns
     stream: str = DEFAULT_STREAM
     #: Whether it leads to tables that tombstones delete rows of.
     tombstones: bool = False
@@ -142,7 +151,7 @@ class _Output:
         return frozenset().union(*(each.keys for each in self.takers))
 
     def needs(self) -> Columns:
-        return frozenset().union(*(each.needs for each in self.takers))
+        return self.carried.union(*(each.needs for each in self.takers))
 
 
 def builder_of(
@@ -159,6 +168,21 @@ class _Compilation:
         self._sources = sources
         self._prune = prune
         self._inputs = {each: _inputs_of(each) for each in placed}
+        #: The hidden columns that a component takes, and those that the ones below it take of it.
+        self._carried: dict[Placed, Columns] = {}
+        origins: list[Read | Placed] = [*sources, *placed]
+        self._carried_below: dict[Read | Placed, Columns] = dict.fromkeys(origins, frozenset())
+        for each in reversed(placed):
+            self._carried[each] = each.hidden | (self._carried_below[each] if each.passes_on else frozenset())
+            for its in self._inputs[each]:
+                for way in its.ways:
+                    needed = _needed(way, each.needs | self._carried[each]) & CARRIED
+                    self._carried_below[_origin_of(its.component)] |= needed
+        #: Those of all that take the same rows.
+        self._carried_in: dict[_Input, Columns] = {}
+        for each in placed:
+            for its in self._inputs[each]:
+                self._carried_in[its] = self._carried_in.get(its, frozenset()) | self._carried[each]
         every_input = [each for its in self._inputs.values() for each in its]
         self._side_outputs = list(
             dict.fromkeys(each.component for each in every_input if isinstance(each.component, SideOutput))
@@ -173,6 +197,8 @@ class _Compilation:
         every: list[Component] = [*sources, *placed, *self._side_outputs]
         self._outputs: dict[Component, list[_Output]] = {each: [] for each in every}
         self._direct: dict[Component, list[Placed]] = {each: [] for each in every}
+        #: The stream of steps that a bolt takes; none where it takes what the component emits.
+        self._taken: dict[tuple[Placed, _Input], _Output] = {}
         for each in placed:
             for its in self._inputs[each]:
                 self._connect(its, each)
@@ -180,23 +206,30 @@ class _Compilation:
     def _connect(self, its: _Input, taker: Placed) -> None:
         # The spout itself tells tombstones where all that read it ask for them.
         is_told = its.tombstones and not isinstance(its.component, Read)
-        if its.is_direct and not is_told and its.component not in self._mixed:
+        takes_all = taker.uses is None
+        fits = not takes_all or self._carried[taker] == self._hidden_in(its.component)
+        if its.is_direct and fits and not is_told and its.component not in self._mixed:
             self._direct[its.component].append(taker)
             return
         outputs = self._outputs[its.component]
-        output = self._output(its)
-        if output is not None:
-            output.takers.append(taker)
-            return
-        stream = taker.id if outputs else DEFAULT_STREAM
-        while any(each.stream == stream for each in outputs):  # the other side of a join
-            stream += "-2"
-        outputs.append(_Output(its.ways, [taker], stream, its.tombstones))
+        carried = self._carried[taker] if takes_all else self._carried_in[its]
+        of_output = its.ways, its.tombstones, carried
+        output = next((each for each in outputs if (each.ways, each.tombstones, each.carried) == of_output), None)
+        if output is None:
+            stream = taker.id if outputs else DEFAULT_STREAM
+            while any(each.stream == stream for each in outputs):  # the other side of a join
+                stream += "-2"
+            output = _Output(its.ways, [], carried, stream, its.tombstones)
+            outputs.append(output)
+        output.takers.append(taker)
+        self._taken[taker, its] = output
 
-    def _output(self, its: _Input) -> _Output | None:
-        """The stream of steps that these rows come on; None: they come from the component."""
-        found = (each.ways == its.ways and each.tombstones == its.tombstones for each in self._outputs[its.component])
-        return next((each for each, is_it in zip(self._outputs[its.component], found, strict=True) if is_it), None)
+    def _hidden_in(self, component: Component) -> Columns:
+        """The hidden columns of what a component emits."""
+        if isinstance(component, Read):
+            return self._carried_below[component]
+        emitter = emitter_of(component)
+        return self._carried[emitter] if emitter.passes_on else emitter.made_hidden.get(component.stream, frozenset())
 
     def builder(self, pipeline_id: str) -> TransactionalTopologyBuilder:
         used = {each.source: self._used(each) for each in self._sources}
@@ -210,7 +243,7 @@ class _Compilation:
             declarer = builder.set_bolt(each.id, each.bolt, each.parallelism)
             for its in self._inputs[each]:
                 upstream, stream = self._place(its.component)
-                if (output := self._output(its)) is not None:
+                if (output := self._taken.get((each, its))) is not None:
                     upstream, stream = self._steps_id(its.component), output.stream
                 declarer.grouping(upstream, each.grouping, stream)
             if each.takes_clock:
@@ -225,7 +258,8 @@ class _Compilation:
 
     def _used(self, source: Read) -> tuple[str, ...]:
         """The columns of a source that are used, in their order."""
-        hidden = (TOMBSTONE,) if any(each.tombstones for each in self._outputs[source]) else ()
+        told = [TOMBSTONE] if any(each.tombstones for each in self._outputs[source]) else []
+        hidden = (*told, *with_carried(pa.schema([]), self._carried_below[source]).names)
         if not self._prune:
             return (*source.schema.names, *hidden)
         needed: set[str] = set().union(*(each.needs for each in self._direct[source]))
@@ -272,7 +306,7 @@ class _Compilation:
         needed = output.needs() if self._prune else frozenset(schema.names)
         columns = [each for each in schema if each.name in needed]
         told = output.tombstones and TOMBSTONE not in schema.names
-        return pa.schema([*columns, *([pa.field(TOMBSTONE, pa.bool_())] if told else [])])
+        return with_carried(pa.schema([*columns, *([pa.field(TOMBSTONE, pa.bool_())] if told else [])]), output.carried)
 
     def _tree(self, component: Component, outputs: Sequence[_Output]) -> Branch:
         """The steps as a tree: what several ways begin with is there once."""
@@ -315,6 +349,10 @@ class _Compilation:
         return f"{name_of(component)}{side}-steps"
 
 
+def _origin_of(component: Component) -> Read | Placed:
+    return component if isinstance(component, Read) else emitter_of(component)
+
+
 def emitter_of(component: Placed | SideOutput) -> Placed:
     """The bolt that emits these rows."""
     return component.of if isinstance(component, SideOutput) else component
@@ -334,6 +372,20 @@ def ways_to(node: Node) -> list[_Way]:
     if isinstance(node, Joined):
         return [way for each in node.sides for way in ways_to(each)]
     return [(node, ())]
+
+
+def carried_in(reading: Reading, node: Node) -> Columns:
+    """The hidden columns that the rows of a node can have."""
+    found = CARRIED
+    for component, steps in ways_to(node):
+        if not all(each.step.carries for each in steps):
+            return frozenset()
+        if isinstance(component, Read):
+            found &= reading.hidden(component.source)
+        else:
+            emitter = emitter_of(component)
+            found &= carried_in(reading, emitter.above) if emitter.passes_on else frozenset()
+    return found
 
 
 def sides_of(node: Node) -> tuple[Node, ...]:
@@ -447,5 +499,5 @@ def _needed_of_tombstones(way: _Steps, wanted: Columns) -> Columns:
 
 def _needed(way: _Steps, wanted: Columns) -> Columns:
     for each in reversed(way):
-        wanted = each.step.needs(wanted)
+        wanted = each.step.needs(wanted - CARRIED) | (wanted & CARRIED)
     return wanted

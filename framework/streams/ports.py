@@ -39,6 +39,11 @@ class Reading(ABC):
     #: The columns that name the partition of the source that a row is from.
     partition: tuple[str, ...] = ()
 
+    @property
+    def asked(self) -> Columns:
+        """The metadata that the user asked for."""
+        return frozenset()
+
     @abstractmethod
     def spout(self, used: Mapping[str, Sequence[str]]) -> Spout:
         """The spout. ``used``: source -> the columns that are used, in order; at least one."""
@@ -57,6 +62,11 @@ class Reading(ABC):
         """The spout without rows that no component takes. ``filters``: source -> what it needs of
         the columns that are known early."""
         return spout
+
+    def hidden(self, source: str) -> Columns:
+        """The hidden columns, of ``hidden_columns.CARRIED``, that the source can give beside its
+        own. It gives those that are among the columns used."""
+        return frozenset()
 
     @abstractmethod
     def streams(self) -> Mapping[str, str]:

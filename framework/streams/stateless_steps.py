@@ -20,13 +20,12 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.call_site import Call
+from framework.streams.hidden_columns import MARK, hidden_of
 from framework.streams.polars_frames import frame_of, refusing
 from framework.streams.row_growth_limits import parts_of
 from framework.streams.watermark_bounds import WatermarkBounds
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
-#: A column of frames with tombstones, as ``framework.streams.tombstones`` says.
-MARK = "is it a tombstone?"
 MOMENT = pa.timestamp("us", "UTC")
 
 Columns = frozenset[str]
@@ -42,6 +41,11 @@ class Step(ABC):
     @property
     def deterministic(self) -> bool:
         """Whether equal rows always give equal rows."""
+        return True
+
+    @property
+    def carries(self) -> bool:
+        """Whether each row is made of one row, and has its hidden columns."""
         return True
 
     @property
@@ -117,7 +121,7 @@ class Compute(Step):
         if self.keeps:
             return made
         # Where all columns are literals, select alone would give one row.
-        return made.select([*self.columns, *([MARK] if MARK in frame.columns else [])])
+        return made.select([*self.columns, *(each for each in hidden_of(frame.columns) if each not in self.columns)])
 
     def needs(self, wanted: Columns) -> Columns:
         roots = {root for name in wanted & set(self.columns) for root in self.columns[name].meta.root_names()}

@@ -18,6 +18,15 @@ from framework.streams.call_site import Call, called
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
+from framework.streams.hidden_columns import (
+    TIME,
+    TIME_RIGHT,
+    TIMESTAMP,
+    check_new_names,
+    field_of,
+    hidden_of,
+    is_hidden,
+)
 from framework.streams.lookups import CACHE_SIZE, Lookup
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
 from framework.streams.polars_expressions import (
@@ -153,6 +162,7 @@ class Stream:
         columns: dict[str, pl.Expr] = {}
         for name in self.schema.names:
             new = renamed.get(name, name)
+            check_new_names(call, [new])
             if not isinstance(new, str) or not new:
                 raise call.mistake(f"{new!r} is no name for a column")
             if new in columns:
@@ -386,27 +396,28 @@ class Stream:
         self,
         windows: EventWindows | Sessions,
         *,
-        on: str,
+        on: str | None = None,
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
     ) -> Stream:
-        """Put each row into the windows that its time ``on`` belongs to. They become columns,
-        ``window_start`` and ``window_end``, and ``window_start`` becomes part of the key of a
-        following ``group_by``: so late rows correct their window for ever. ``late``: for
-        ``when_closed``, how far a row may be behind the newest one of its partition. Sessions are
-        known when they close: after ``group_by(...).agg(...)`` only ``when_closed`` follows.
+        """Put each row into the windows that its time ``on`` belongs to; by default, that is the
+        timestamp of its record in the topic. They become columns, ``window_start`` and
+        ``window_end``, and ``window_start`` becomes part of the key of a following ``group_by``: so
+        late rows correct their window for ever. ``late``: for ``when_closed``, how far a row may be
+        behind the newest one of its partition. Sessions are known when they close: after
+        ``group_by(...).agg(...)`` only ``when_closed`` follows.
 
         ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
         its transaction is a bad record. ``idle_after``: a partition without rows for this long no
         longer holds windows open; None: it always does."""
-        call = called("window", windows, on=on)
+        call = called("window", windows, **({"on": on} if on is not None else {}))
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
                 f"{windows!r} is no window: give tumbling('1 h'), hopping('10 min', '5 min') or session('30 min')"
             )
-        check_names(call, [on], self.schema)
-        kind = self.schema.field(on).type
+        on = self._time(call, on)
+        kind = field_of(self.schema, on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
@@ -433,12 +444,18 @@ class Stream:
             raise call.mistake(f"column {twice!r} is named twice")
         return Grouped(stream, tuple(key))
 
-    def latest_by(self, *key: str, sequence_by: str | None = None, delete_when: Expression | None = None) -> Table:
+    def latest_by(
+        self,
+        *key: str,
+        sequence_by: str | None = None,
+        delete_when: Expression | None = None,
+        name: str | None = None,
+    ) -> Table:
         """The newest row of each key. ``sequence_by``: a column that rises with each change of a
         key; without it, the row that arrives later is newer. Tombstones that delete rows need it,
         too: of a topic with the record's key, use ``"offset"``. ``delete_when``: the row of its key
-        is deleted where this is true."""
-        more = {"sequence_by": sequence_by, "delete_when": delete_when}
+        is deleted where this is true. ``name``: that of ``upsert_into``, where it gives none."""
+        more = {"sequence_by": sequence_by, "delete_when": delete_when, "name": name}
         call = called("latest_by", *key, **{name: each for name, each in more.items() if each is not None})
         if not key:
             raise call.mistake("name at least one column, as in latest_by('order')")
@@ -454,27 +471,29 @@ class Stream:
                 raise call.mistake(f"a condition is true or false, and this is {kind}")
             deleted = condition.fill_null(False)
             stream = self._with(call, {TOMBSTONE: deleted | pl.col(TOMBSTONE).fill_null(False) if told else deleted})
-        return NewestTable(stream, key, sequence_by, call)
+        return NewestTable(stream, key, sequence_by, call, name)
 
     def deduplicate(
         self,
         key: str | Sequence[str],
         *,
         within: Duration,
-        on: str,
+        on: str | None = None,
         name: str,
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
         parallelism: int = 1,
     ) -> Stream:
-        """The first row of each key. A later one is dropped when its time ``on`` is less than
-        ``within`` after that. ``late``: how far a row may be behind the newest one of its
-        partition; rows that are later are dropped. ``max_ahead``, ``idle_after``: as of ``window``.
-        ``name``: the id, which the state follows."""
+        """The first row of each key. A later one is dropped when its time ``on``, by default the
+        timestamp of its record in the topic, is less than ``within`` after that.
+        ``late``: how far a row may be behind the newest one of its partition; rows that are later
+        are dropped. ``max_ahead``, ``idle_after``: as of ``window``. ``name``: the id, which the
+        state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
-        call = called("deduplicate", *keys, within=within, on=on, name=name)
-        check_names(call, [*keys, on], self.schema)
+        call = called("deduplicate", *keys, within=within, **({"on": on} if on is not None else {}), name=name)
+        check_names(call, keys, self.schema)
+        on = self._time(call, on)
         _check_time(call, on, self.schema)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         try:
@@ -483,7 +502,14 @@ class Stream:
             raise call.mistake(error) from None
         watermark = self._pipeline.watermark(call, name, self._node, on=on, bounds=bounds)
         return self._placed(
-            call, bolt, name, FieldsGrouping(Fields(*keys)), parallelism=parallelism, watermark=watermark
+            call,
+            bolt,
+            name,
+            FieldsGrouping(Fields(*keys)),
+            parallelism=parallelism,
+            watermark=watermark,
+            hidden=frozenset(hidden_of([on])),
+            passes_on=True,
         )
 
     def join(
@@ -504,13 +530,15 @@ class Stream:
         ``within``; each pair once, in the transaction that reads the second row of it.
 
         With a table of newest rows, ``customers.latest_by("customer")``, each row of this stream
-        once. Without ``times``: in its own transaction, with the row that the table has now, after
-        all of its rows in that transaction. With ``times``: with the row that the table had at its
-        time, no older than ``within``, in the transaction whose watermark passes the row.
+        once. Without ``times`` and ``within``: in its own transaction, with the row that the table
+        has now, after all of its rows in that transaction. With one of them: with the row that the
+        table had at its time, no older than ``within``, in the transaction whose watermark passes
+        the row.
         ``how="left"``: also rows for which the table has none, with nulls.
 
         ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
-        stream and that of the other. ``how``: a row of an outer side that has found no other comes
+        stream and that of the other; by default, the timestamps of the records in their topics.
+        ``how``: a row of an outer side that has found no other comes
         once, with nulls, when the watermark has passed the bound. ``late``: how far a row may be
         behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
         ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
@@ -519,8 +547,11 @@ class Stream:
         call = called("join", *keys, **({"within": within} if within is not None else {}), name=name)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         table = other if isinstance(other, NewestTable) else None
+        pair = (times, times) if isinstance(times, str) else times
+        if pair is None and within is not None:
+            pair = TIMESTAMP, TIMESTAMP
         if table is not None:
-            other = table.rows_of_join(call, keys, times)
+            other = table.rows_of_join(call, keys, pair)
         if not isinstance(other, Stream):
             raise call.mistake(
                 f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...); of aggregates, "
@@ -528,8 +559,8 @@ class Stream:
                 if isinstance(other, Table)
                 else f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...)"
             )
-        if table is None and (times is None or within is None):
-            raise call.mistake("say how far apart the rows of a pair may be, as in times='at', within='1 h'")
+        if table is None and within is None:
+            raise call.mistake("say how far apart the rows of a pair may be, as in within='1 h'")
         if other._pipeline is not self._pipeline:
             raise call.mistake("the streams are of two pipelines: read both topics in one")
         for side, has, lacks in (("this", self, other), ("the other", other, self)):
@@ -544,23 +575,27 @@ class Stream:
             raise call.mistake(
                 "a stream is joined with itself, so each of its rows would find itself: filter one of them"
             )
-        place = self._pipeline.partition
+        place, other_place = (self._pipeline.left_out_of_joins(each._node) for each in (self, other))
         taken = [each for each in self.schema.names if each not in place or each in keys]
         names = {each: each if each in keys or each not in taken else f"{each}_right" for each in other.schema.names}
         twice = next((each for each in names.values() if list(names.values()).count(each) > 1), None)
         if twice is not None:
             raise call.mistake(f"there would be two columns {twice!r}: rename one")
-        ours = self._selected(call, {each: each for each in taken})
-        theirs = other._selected(
-            call, {each: names[each] for each in other.schema.names if each not in place or each in keys}
-        )
+        left, right = pair or ("", "")
+        ours_named = {each: each for each in taken}
+        theirs_named = {each: names[each] for each in other.schema.names if each not in other_place or each in keys}
+        if left == TIMESTAMP:
+            for rows in (self._node, other._node):
+                self._pipeline.check_timestamps(call, rows, "times")
+            ours_named[left], theirs_named[right] = TIME, TIME_RIGHT
+        ours, theirs = self._selected(call, ours_named), other._selected(call, theirs_named)
         committers, watermark = self._pipeline.stateful_steps(call), None
         deletes: Node | None = None
         deletes_by = frozenset[str]()
-        if table is not None and times is None:
-            if within is not None or bounds != WatermarkBounds():
+        if table is not None and pair is None:
+            if bounds != WatermarkBounds():
                 raise call.mistake(
-                    "without times= there is no time to compare: leave within, late, max_ahead and idle_after out"
+                    "without times= and within= there is no time to compare: leave late, max_ahead and idle_after out"
                 )
             table.check_tombstones()
             table_keys = [names[each] for each in table.tombstone_keys()]
@@ -570,8 +605,8 @@ class Stream:
             deletes, deletes_by = (theirs._node, frozenset(table_keys)) if tombstones else (None, frozenset())
             bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
         else:
-            left, right = (times, times) if isinstance(times, str) else times or ("", "")
-            both, own_times = self._moments(call, other, left, right), (left, names.get(right, right))
+            both = self._moments(call, other, left, right)
+            own_times = ours_named.get(left, left), theirs_named.get(right, right)
             bolt = self._bolt(
                 call,
                 lambda: (
@@ -603,16 +638,16 @@ class Stream:
 
     def _moments(self, call: Call, other: Stream, left: str, right: str) -> Merged:
         """The times of the rows of both streams."""
-        check_names(call, [left], self.schema)
-        check_names(call, [right], other.schema)
-        place = self._pipeline.partition
+        check_names(call, [left] if left != TIMESTAMP else [], self.schema)
+        check_names(call, [right] if right != TIMESTAMP else [], other.schema)
+        place = self._pipeline.place_of(self._node, other._node)
+        if place is None:
+            lacking = next((each for each in (self, other) if self._pipeline.place_of(each._node) is None), self)
+            raise call.mistake(self._pipeline.without_partition(lacking._node))
         moments = [
-            stream._selected(call, {each: each for each in place if each in stream.schema.names} | {time: _EVENT_TIME})
+            stream._selected(call, {each: each for each in place if not is_hidden(each)} | {time: _EVENT_TIME})
             for stream, time in ((self, left), (other, right))
         ]
-        lacking = next((each for each in (self, other) if not set(place) <= set(each.schema.names)), None)
-        if lacking is not None:
-            raise call.mistake(self._pipeline.without_partition(lacking._node))
         if moments[0].schema != moments[1].schema:
             raise call.mistake(
                 f"the times differ: {self.schema.field(left).type} and {other.schema.field(right).type}: cast one"
@@ -758,7 +793,7 @@ class Stream:
 
     def _selected(self, call: Call, names: Mapping[str, str]) -> Stream:
         """These columns, under new names."""
-        schema = pa.schema([self.schema.field(each).with_name(name) for each, name in names.items()])
+        schema = pa.schema([field_of(self.schema, each).with_name(name) for each, name in names.items()])
         columns = {name: pl.col(each) for each, name in names.items()}
         return self._after(Compute(call=call, schema=schema, columns=columns, keeps=False))
 
@@ -766,6 +801,7 @@ class Stream:
         self, call: Call, columns: Sequence[Expression], named: Mapping[str, Expression]
     ) -> dict[str, pl.Expr]:
         made: dict[str, pl.Expr] = {}
+        check_new_names(call, named)
         for each in columns:
             expression = column_or_expression(call, each, self.schema)
             name = expression.meta.output_name(raise_if_undetermined=False)
@@ -773,6 +809,7 @@ class Stream:
                 raise call.mistake(f"{str(each)!r} has no name: write name=... or ... AS name")
             if name in made:
                 raise call.mistake(f"there would be two columns {name!r}")
+            check_new_names(call, [name])
             made[name] = expression
         for name, each in named.items():
             if name in made:
@@ -781,6 +818,7 @@ class Stream:
         return made
 
     def _declared(self, call: Call, types: Mapping[str, FieldType]) -> pa.Schema:
+        check_new_names(call, types)
         try:
             schema = Fields.of(types).schema()
         except TopologyError as error:
@@ -834,6 +872,14 @@ class Stream:
         check_names(call, grouping, self.schema)
         return FieldsGrouping(Fields(*grouping))
 
+    def _time(self, call: Call, on: str | None) -> str:
+        """The column of the time. None: that of the record."""
+        if on is None:
+            self._pipeline.check_timestamps(call, self._node, "on")
+            return TIMESTAMP
+        check_names(call, [on], self.schema)
+        return on
+
     def _placed(
         self,
         call: Call,
@@ -863,7 +909,7 @@ class Stream:
 
 def _check_time(call: Call, name: str, schema: pa.Schema) -> None:
     """A number has no unit, so it is no time."""
-    kind = schema.field(name).type
+    kind = field_of(schema, name).type
     if not pa.types.is_temporal(kind):
         raise call.mistake(f"column {name!r} is {kind}, and event time needs a timestamp: cast it first")
 

@@ -16,12 +16,14 @@ from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import CHANGED_STREAM
 from framework.streams.call_site import Call, called
-from framework.streams.plan import Node, Placed, SideOutput, Stepped
+from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
+from framework.streams.plan import Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
 from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.streams.unknown_operator_hints import of_grouped, of_table
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
+from framework.topology.graph import valid_id
 
 if TYPE_CHECKING:
     from framework.streams.stream import Stream
@@ -47,6 +49,7 @@ class Grouped:
             raise call.mistake(f"{_unnamed[0]} has no name: name each aggregate, as in agg(orders=count())")
         if not aggregates:
             raise call.mistake("give at least one aggregate, as in agg(orders=count())")
+        check_new_names(call, aggregates)
         stream = self._stream
         columns: dict[str, pl.Expr] = {}
         made: dict[str, Any] = {}
@@ -86,6 +89,7 @@ class Table(ABC):
     def __init__(self, stream: Stream, key: tuple[str, ...]) -> None:
         self._stream = stream
         self._key = key
+        self._name: str | None = None
 
     if not TYPE_CHECKING:
 
@@ -106,7 +110,7 @@ class Table(ABC):
         return self._stream._placed(
             call,
             bolt,
-            target.name if name is None else name,
+            next(each for each in (name, self._name, target.name) if each is not None),
             grouping,
             parallelism=parallelism,
             uses=self._uses(),
@@ -146,28 +150,30 @@ class AggregatesTable(Table):
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
 
-    def when_closed(self, *, name: str, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
+    def when_closed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
         ``window_end`` (of sessions: ``session_start``, ``session_end``) and the aggregates. Rows
         that are too late for their window are left out: ``late()`` of this stream has them.
 
         ``allowed_lateness``: how long after its end a window still takes rows; it is then sent
-        again, and the column ``correction`` is true. ``name``: the id, which the state follows."""
-        call = called("when_closed", name=name)
+        again, and the column ``correction`` is true. ``name``: the id, which the state follows; by
+        default it is made of the source and the key, as ``orders-per-shop``."""
+        call = called("when_closed", **({"name": name} if name is not None else {}))
         return self._stream._of(self._windows(call, name, allowed_lateness, parallelism))
 
-    def when_changed(self, *, name: str, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
+    def when_changed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each change of a window that is open, with its values so far, in the columns of
         ``when_closed``: one row per window and transaction. Of one table, ``when_changed`` and
         ``when_closed`` with the same ``name`` are two streams of one step."""
-        call = called("when_changed", name=name)
+        call = called("when_changed", **({"name": name} if name is not None else {}))
         placed = self._windows(call, name, allowed_lateness, parallelism)
         if CHANGED_STREAM not in placed.side_schemas:
             raise call.mistake("a session is known when it closes: use when_closed(name=...)")
         return self._stream._of(SideOutput(placed, CHANGED_STREAM))
 
-    def _windows(self, call: Call, name: str, allowed_lateness: Duration, parallelism: int) -> Placed:
+    def _windows(self, call: Call, given: str | None, allowed_lateness: Duration, parallelism: int) -> Placed:
         """The step that keeps the open windows."""
+        name = given if given is not None else self._own_name(call)
         options = (allowed_lateness, parallelism)
         if name in self._closing:
             made_with, placed = self._closing[name]
@@ -203,10 +209,26 @@ class AggregatesTable(Table):
         watermark = pipeline.watermark(call, name, node, on=windows.on, bounds=windows.bounds)
         uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
         placed = self._stream._of(node)._component(
-            call, bolt, name, FieldsGrouping(Fields(*key)), parallelism=parallelism, uses=uses, watermark=watermark
+            call,
+            bolt,
+            name,
+            FieldsGrouping(Fields(*key)),
+            parallelism=parallelism,
+            uses=uses,
+            hidden=frozenset(hidden_of(uses)),
+            watermark=watermark,
         )
         self._closing[name] = options, placed
         return placed
+
+    def _own_name(self, call: Call) -> str:
+        """The name where the user gives none: of what is read, and of the key."""
+        sources = dict.fromkeys(name_of(component) for component, _ in ways_to(self._stream._node))
+        name = f"{'-'.join(sources)}-per-{'-'.join(each for each in self._key if each != WINDOW_START)}"
+        try:
+            return valid_id("bolt", name)
+        except TopologyError:
+            raise call.mistake(f"its state needs a name, and {name!r} is none: give name=") from None
 
     def _committer(self, target: Target) -> Bolt:
         return target.aggregates(self._key, self._aggregates)
@@ -217,10 +239,14 @@ class AggregatesTable(Table):
 
 
 class NewestTable(Table):
-    """The newest row of each key. ``call``: its ``latest_by``."""
+    """The newest row of each key. ``call``: its ``latest_by``. ``name``: that of its sink, where
+    the sink is given none."""
 
-    def __init__(self, stream: Stream, key: tuple[str, ...], sequence_by: str | None, call: Call) -> None:
+    def __init__(
+        self, stream: Stream, key: tuple[str, ...], sequence_by: str | None, call: Call, name: str | None = None
+    ) -> None:
         super().__init__(stream, key)
+        self._name = name
         self._sequence_by, self._call = sequence_by, call
         found = [each for each in stream.schema if each.name == TOMBSTONE]
         self._deletes = bool(found) and found[0].type == pa.bool_()
@@ -228,7 +254,7 @@ class NewestTable(Table):
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> the newest row)"
 
-    def rows_of_join(self, call: Call, on: tuple[str, ...], times: str | tuple[str, str] | None) -> Stream:
+    def rows_of_join(self, call: Call, on: tuple[str, ...], times: tuple[str, str] | None) -> Stream:
         """The rows that a join takes. With times, the newest by event time is that of a moment.
         Raises ``TopologyError`` where the table has another order then, or other keys."""
         if set(on) != set(self._key):
@@ -237,10 +263,11 @@ class NewestTable(Table):
             if not self._own():
                 raise call.mistake("the table has no column beside its key: keep one, or use deduplicate(...)")
             return self._stream
-        at = times if isinstance(times, str) else times[1]
+        at = times[1]
         if self._sequence_by not in (None, at):
+            by = "the record's timestamp" if at == TIMESTAMP else repr(at)
             raise call.mistake(
-                f"the row of a moment is the newest by {at!r}, and the table goes by {self._sequence_by!r}: leave sequence_by out"
+                f"the row of a moment is the newest by {by}, and the table goes by {self._sequence_by!r}: leave sequence_by out"
             )
         if self._deletes:
             raise call.mistake(
@@ -260,7 +287,11 @@ class NewestTable(Table):
 
     def _own(self) -> list[str]:
         """The columns beside the key that a join keeps."""
-        other = (*self._key, *self._stream._pipeline.partition, *([TOMBSTONE] if self._deletes else []))
+        other = (
+            *self._key,
+            *self._stream._pipeline.left_out_of_joins(self._stream._node),
+            *([TOMBSTONE] if self._deletes else []),
+        )
         return [each for each in self._stream.schema.names if each not in other]
 
     def _committer(self, target: Target) -> Bolt:

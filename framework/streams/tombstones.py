@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from framework.streams.stateless_steps import MARK
+from framework.streams.hidden_columns import MARK
 from framework.topology import TOMBSTONE
 
 

@@ -46,6 +46,8 @@ from framework.topology.rich_components import BaseRichBolt, BaseRichSpout, Rich
 from framework.topology.spouts import (
     DEAD_LETTER_FIELDS,
     DEAD_LETTER_STREAM,
+    HIDDEN,
+    RECORD_FIELDS,
     TOMBSTONE,
     OnStream,
     OpaquePartitionedTransactionalSpout,
@@ -79,7 +81,9 @@ __all__ = [
     "DEFAULT_STREAM",
     "EVERY_TASK",
     "FORMER",
+    "HIDDEN",
     "REBUILT",
+    "RECORD_FIELDS",
     "TOMBSTONE",
     "ArrowBolt",
     "BaseBasicBolt",

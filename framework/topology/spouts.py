@@ -146,6 +146,14 @@ class PartitionProgress:
 
 #: The field of rows that says whether their record has no value.
 TOMBSTONE = "tombstone"
+#: What the names of columns begin with that a pipeline adds for itself.
+HIDDEN = "ratchet:"
+#: Fields that say where and when the record of a row was written, for event time.
+RECORD_FIELDS: Mapping[str, pa.DataType] = {
+    f"{HIDDEN}topic": pa.string(),
+    f"{HIDDEN}partition": pa.int32(),
+    f"{HIDDEN}timestamp_ms": pa.timestamp("ms", "UTC"),
+}
 
 
 class Spout(ABC):

@@ -15,10 +15,11 @@ from framework.execution.plan import check_pickles
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
 from framework.streams.call_site import Call, called, nearest
+from framework.streams.hidden_columns import is_hidden
 from framework.streams.ports import StatefulSteps, Target
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
-from framework.topology import TOMBSTONE, Bolt, Fields
+from framework.topology import HIDDEN, RECORD_FIELDS, TOMBSTONE, Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
@@ -268,7 +269,9 @@ class Pipeline(StreamsPipeline):
         rows. None of your stores is written to: the committers write to temporary files.
 
         * ``records``: source -> rows; by default those of ``read(rows)``. Where tombstones delete
-          rows, ``{"id": "a", "tombstone": True}`` is one.
+          rows, ``{"id": "a", "tombstone": True}`` is one. Where event time goes by a topic's
+          partitions or timestamps, rows may have its ``topic``, ``partition`` and
+          ``timestamp_ms``, too; by default, they are of its partition 0.
         * ``faults``: as in ``framework.testing``.
         * ``take``: rows in a batch; or the numbers of the first batches, of which the last one is
           that of all further batches.
@@ -303,7 +306,9 @@ class Pipeline(StreamsPipeline):
                 rows_of_sink = [
                     row for sub in topology[each.id].subscriptions for row in done.rows(sub.component_id, sub.stream)
                 ]
-            found[each.id] = RowsTable(rows_of_sink)
+            found[each.id] = RowsTable(
+                [{name: value for name, value in row.items() if not is_hidden(name)} for row in rows_of_sink]
+            )
         return Tables(found)
 
     def show(self, rows: int = 5, records: Mapping[str, Iterable[Any]] | None = None) -> Tables:
@@ -339,7 +344,10 @@ class Pipeline(StreamsPipeline):
                     f"the rows of {source!r} are a {type(rows).__name__}: give a list of mappings of columns to values"
                 )
             given[source] = list(rows)
-            names = [*schemas[source].names, *(each for each in fields[source] if each not in schemas[source].names)]
+            reading = self._reading
+            metadata = reading.metadata(source) if isinstance(reading, Kafka) else {}
+            added = [metadata.get(each, each) for each in fields[source] if each not in schemas[source].names]
+            names = list(dict.fromkeys([*schemas[source].names, *(each for each in added if not is_hidden(each))]))
             for row in given[source]:
                 if not isinstance(row, Mapping):
                     raise call.mistake(f"{row!r} is a {type(row).__name__}: give mappings of columns to values")
@@ -347,6 +355,9 @@ class Pipeline(StreamsPipeline):
                 if unknown is not None:
                     raise call.unknown_column(unknown, names)
                 _check_values(call, row, schemas[source])
+            hidden = {each: metadata.get(each) for each in fields[source] if each in RECORD_FIELDS}
+            if hidden:
+                given[source] = [{**row, **_record_of(call, source, row, hidden)} for row in given[source]]
         return given
 
 
@@ -374,6 +385,17 @@ def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None
             raise call.mistake(f"{name!r} is {value!r}, which is no value of {kind}")
         if isinstance(value, str) and (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
             raise call.mistake(f"{name!r} is the text {value!r}, which is no value of {kind}")
+
+
+def _record_of(call: Call, source: str, row: Mapping[str, Any], hidden: Mapping[str, str | None]) -> Mapping[str, Any]:
+    """The hidden columns of a row of a topic. ``hidden``: their names -> the row's names for them;
+    None where the value has a column of that name."""
+    own: dict[str, Any] = {f"{HIDDEN}topic": source, f"{HIDDEN}partition": 0, f"{HIDDEN}timestamp_ms": 0}
+    known = {"topic": source, "partition": 0, **row}
+    lacking = next((name for name in hidden.values() if name is not None and name not in known), None)
+    if lacking is not None:
+        raise call.mistake(f"event time goes by the time of the record: give the rows of {source!r} a {lacking!r}")
+    return {each: known[name] if name is not None else own[each] for each, name in hidden.items()}
 
 
 def _fitting(row: Mapping[str, Any], fields: Fields, *, of_topic: bool) -> dict[str, Any]:

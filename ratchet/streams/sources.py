@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.streams.call_site import Call, nearest
 from framework.streams.ports import EarlyFilter, Reading, Source
-from framework.topology import DEFAULT_STREAM, TOMBSTONE, Fields, Spout
+from framework.topology import DEFAULT_STREAM, HIDDEN, RECORD_FIELDS, TOMBSTONE, Fields, Spout
 from ratchet.streams.formats import Format
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TopicStream
 from spouts.kafka.record_deserialization import METADATA_TYPES
@@ -66,7 +66,7 @@ class Topics:
         def of(part: Format) -> list[str]:
             return [name for name in part.schema.names if name in used]
 
-        hidden = [TOMBSTONE] if TOMBSTONE not in self.source.schema.names else []
+        hidden = [*([TOMBSTONE] if TOMBSTONE not in self.source.schema.names else []), *RECORD_FIELDS]
 
         return {
             "codec": self.value.codec(of(self.value) or self.value.schema.names[:1]),
@@ -105,10 +105,25 @@ class Kafka(Reading):
         }
         return OpaqueKafkaTransactionalSpout(streams=streams, **options)
 
+    @property
+    def asked(self) -> frozenset[str]:
+        return frozenset(name for each in self.added for name in each.metadata)
+
     def early(self, source: str) -> frozenset[str]:
         """The columns of the key, of headers and of the metadata."""
         (read,) = (each for each in self.added if each.name == source)
         return frozenset(read.source.schema.names) - set(read.value.schema.names) - {"value"}
+
+    def hidden(self, source: str) -> frozenset[str]:
+        return frozenset(RECORD_FIELDS)
+
+    def metadata(self, source: str) -> Mapping[str, str]:
+        """Hidden column -> the metadata that it is, which no column of the key, the headers or the
+        value has the name of."""
+        (read,) = (each for each in self.added if each.name == source)
+        own = set(read.source.schema.names) - set(read.metadata)
+        names = {each: each.removeprefix(HIDDEN) for each in RECORD_FIELDS}
+        return {each: name for each, name in names.items() if name not in own}
 
     def tombstones(self, source: str) -> frozenset[str]:
         (read,) = (each for each in self.added if each.name == source)

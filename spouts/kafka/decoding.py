@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.errors import BadRecordError
-from framework.topology import DEAD_LETTER_FIELDS
+from framework.topology import DEAD_LETTER_FIELDS, HIDDEN, RECORD_FIELDS
 from framework.topology.dead_letters import CUT_HEADER
 from spouts.codecs import codec_error_isolation
 from spouts.codecs.bad_records import BadRecord, OnBadRecord
@@ -66,7 +66,7 @@ class RecordDecoder:
         return Parts(
             keys=all_of_it or "key" in named,
             headers=all_of_it or not named.isdisjoint({"header", "headers"}),
-            timestamps=all_of_it or "timestamp_ms" in named,
+            timestamps=all_of_it or not named.isdisjoint({"timestamp_ms", f"{HIDDEN}timestamp_ms"}),
         )
 
     def warm_up(self) -> None:
@@ -174,8 +174,14 @@ def _decoded(its: StreamFormat, chunk: C, topic_ids: Mapping[str, str | None]) -
     names = list(its.records.value.fields)
     found = absent_fields(names, columns[: len(names)])
     absent = None if found and _has_no_value(chunk) else found
-    columns += [chunk.metadata(name) for name in its.records.metadata]
+    columns += [_metadata(chunk, name) for name in its.records.metadata]
     yield Decoded(chunk, pa.RecordBatch.from_arrays(columns, names=list(its.fields)), its.stream, absent=absent)
+
+
+def _metadata(chunk: RecordChunk, name: str) -> pa.Array:
+    if name not in RECORD_FIELDS:
+        return chunk.metadata(name)
+    return chunk.metadata(name.removeprefix(HIDDEN)).cast(RECORD_FIELDS[name])
 
 
 def _kept(records: RecordFormat, chunk: RecordChunk) -> npt.NDArray[np.bool_] | None:

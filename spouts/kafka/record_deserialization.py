@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from framework.topology import TOMBSTONE, Fields
+from framework.topology import RECORD_FIELDS, TOMBSTONE, Fields
 from spouts.codecs.codec import Codec
 
 METADATA_TYPES = {
@@ -39,7 +39,7 @@ EVERYTHING = Parts()
 
 def metadata_fields(names: tuple[str, ...]) -> dict[str, pa.DataType]:
     """The types of these metadata fields of a record. Raises ``KeyError`` for an unknown field."""
-    return {name: METADATA_TYPES[name] for name in names}
+    return {name: RECORD_FIELDS[name] if name in RECORD_FIELDS else METADATA_TYPES[name] for name in names}
 
 
 class RecordFilter(Protocol):

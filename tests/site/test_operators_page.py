@@ -24,16 +24,21 @@ CLASSES: dict[str, tuple[str, type]] = {
 #: What the parts of a pipeline call on each other.
 INTERNAL = {
     "Pipeline": {
+        "carries",
         "carries_tombstones",
         "check_open",
         "check_sequence",
+        "check_timestamps",
         "keep_dead_letters",
+        "left_out_of_joins",
         "partition",
         "place",
+        "place_of",
         "set_policy",
         "stateful_steps",
         "topic",
         "watermark",
+        "without_partition",
     },
     "Table": {"check_tombstones", "tombstone_keys"},
     "NewestTable": {"joining", "rows_of_join"},

@@ -35,10 +35,8 @@ PAYMENTS = [{"order": "a", "paid": 7, "paid_at": at(10, 20)}, {"order": "z", "pa
     "faults", [[], [replay(2), crash(3)], [crash(1, when="written"), fail_attempt(2)]], ids=["none", "replay", "crash"]
 )
 def test_each_of_six_jobs_gives_its_rows_once(faults: list[Any]) -> None:
-    def rows(given: list[dict[str, Any]], topic: str) -> list[dict[str, Any]]:
-        return [{**row, "topic": topic, "partition": 0} for row in given]
-
-    records = {"orders": rows(ORDERS, "orders"), "payments": rows(PAYMENTS, "payments")}
+    orders = [{**row, "timestamp_ms": at(12, minute)} for minute, row in enumerate(ORDERS)]
+    records = {"orders": orders, "payments": PAYMENTS}
     shop = pipeline().test(records, take=2, faults=list(faults))
     assert list(shop["raw"]) == ORDERS
     newest = {row["order"]: row["cents"] for row in shop["orders-now"]}

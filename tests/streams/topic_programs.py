@@ -189,7 +189,13 @@ def _refusing(stream: Stream, name: str, tasks: int) -> None:
     stream.into(RefusingSeven(SqliteTable("nowhere.db", name)), name=name, grouping="local")
 
 
-SINKS = {"totals": _totals, "rows": _rows, "newest": _newest, "refusing": _refusing}
+def _first(stream: Stream, name: str, tasks: int) -> None:
+    """By the timestamps of the records, which are equal."""
+    first = stream.deduplicate("id", within="1 day", name=f"{name}-keys", parallelism=tasks)
+    _rows(first, name, tasks)
+
+
+SINKS = {"totals": _totals, "rows": _rows, "newest": _newest, "refusing": _refusing, "first": _first}
 
 
 def check_sink(kind: str, record: Row, steps: Sequence[Step]) -> None:
@@ -198,7 +204,7 @@ def check_sink(kind: str, record: Row, steps: Sequence[Step]) -> None:
         keys_of(record["id"], steps)
         return
     for row in rows_of(record, steps):
-        if (row["id"] is None and kind in ("totals", "newest")) or (row["n"] == 7 and kind == "refusing"):
+        if (row["id"] is None and kind in ("totals", "newest", "first")) or (row["n"] == 7 and kind == "refusing"):
             raise Refused
 
 
@@ -213,6 +219,8 @@ def content(kind: str, records: Sequence[Row], steps: Sequence[Step]) -> list[Ro
                 held.update({row["id"]: row for row in rows_of(record, steps)})
         return list(held.values())
     rows = [row for record in records for row in rows_of(record, steps)]
+    if kind == "first":
+        return list({row["id"]: row for row in reversed(rows)}.values())
     if kind != "totals":
         return rows
     by_key: dict[str, list[int | None]] = defaultdict(list)
@@ -271,7 +279,7 @@ def check(
     tasks: int,
 ) -> None:
     """Raise ``AssertionError`` where the pipeline gives something else than plain Python."""
-    pipeline = Pipeline("drawn")
+    pipeline = Pipeline("drawn", state=lambda name: sqlite("nowhere.db", name))
     bad: Any = dead_letters(sqlite("nowhere.db", "letters")) if policy == "dead_letter" else policy
     stream = pipeline.read_kafka(
         "topic", key=Text("id"), value=Json(n=int), bootstrap_servers="127.0.0.1:1", on_bad_record=bad
@@ -283,13 +291,17 @@ def check(
         own = stream
         for step in steps:
             own = step.stream(own)
-        for kind in kinds:
-            name = f"{kind}{number}"
+        for drawn in kinds:
+            name = f"{drawn}{number}"
+            has_time = all(step.name != "map_batches" for step in (*shared, *steps))
+            kind = drawn if drawn != "first" or has_time else "rows"
             SINKS[kind](own, name, tasks)
             sinks[name] = kind, [*shared, *steps]
     good = [each for each in records if not _is_bad(each, sinks.values())]
-    told = TOMBSTONE in pipeline.build().spout.streams["default"].names
-    given = [each if told else {name: each[name] for name in ("id", "n")} for each in records]
+    fields = pipeline.build().spout.streams["default"].names
+    names = ["id", "n", *([TOMBSTONE] if TOMBSTONE in fields else [])]
+    time = {"timestamp_ms": 0} if any(each.endswith("timestamp_ms") for each in fields) else {}
+    given = [{name: each[name] for name in names} | time for each in records]
     its_faults = failures(faults, _batches(len(records), takes))
 
     if policy == "fail" and len(good) < len(records):
