@@ -12,7 +12,7 @@ from framework.commands.options import AsJson, ConfigFile, TopologyId
 from framework.commands.topologies import opened, unknown_topology
 from framework.config import Config, read_override
 from framework.errors import ConfigError
-from framework.transactions.commit_pace import PACE_KEYS, CommitPace
+from framework.transactions.commit_pace import ENDS_OF_INTERVALS, INTERVAL, PACE_KEYS, CommitPace
 from framework.transactions.documents import is_transactional, read_pace, write_pace
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -53,6 +53,11 @@ def main(
         else:
             for key, value in changed.items():
                 typer.echo(f"{key} = {OFF if value is None else f'{value:g}'}")
+        if changed.get(INTERVAL) is None and any(changed.get(each) for each in ENDS_OF_INTERVALS):
+            typer.echo(
+                f"{' and '.join(ENDS_OF_INTERVALS)} end {INTERVAL} early: set it, unless the configuration does",
+                err=True,
+            )
 
 
 def _with(changed: Mapping[str, Any], setting: str) -> dict[str, Any]:

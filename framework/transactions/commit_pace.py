@@ -28,7 +28,9 @@ PACE_KEYS = (
     "topology.commit.bytes.min",
     "topology.rate.records.per.second",
 )
-_INTERVAL, _RECORDS, _BYTES, _RATE = PACE_KEYS
+INTERVAL, _RECORDS, _BYTES, _RATE = PACE_KEYS
+#: These have an effect only beside an interval.
+ENDS_OF_INTERVALS = (_RECORDS, _BYTES)
 #: A bucket holds the rate's records for this time, or for one interval, ...
 _FULL_S = 1.0
 #: ... or for the duration of the previous transaction, but not for longer than this.
@@ -60,7 +62,7 @@ class CommitPace:
             raise ConfigError(f"{unknown[0]} cannot be changed while a topology runs: only {', '.join(PACE_KEYS)}")
         over = Config.of({key: value for key, value in changed.items() if value is not None})
         return cls(
-            interval_s=(over if _INTERVAL in changed else config).commit_interval_s,
+            interval_s=(over if INTERVAL in changed else config).commit_interval_s,
             records_min=(over if _RECORDS in changed else config).commit_records_min,
             bytes_min=(over if _BYTES in changed else config).commit_bytes_min,
             records_per_second=(over if _RATE in changed else config).rate_records_per_second,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +26,7 @@ from spouts.codecs.debezium_schema import (
 )
 from spouts.codecs.json_reader import JsonReader
 from spouts.codecs.json_reasons import shortened
+from spouts.codecs.schema_cache import cached_by_schema
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -281,7 +281,7 @@ class _Reader(NamedTuple):
     columns: list[ColumnReader]
 
 
-@functools.lru_cache(maxsize=256)
+@cached_by_schema
 def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
     described_columns: dict[str, Described] = json.loads(form)
     readers = []

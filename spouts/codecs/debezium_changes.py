@@ -24,6 +24,7 @@ from spouts.codecs.debezium_schema import (
     columns_of_schema,
     prefix_of,
 )
+from spouts.codecs.schema_cache import cached_by_schema
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
 _METADATA = {f"_ratchet_{name}": name for name in _HELD}
@@ -166,7 +167,7 @@ def _described(prefix: bytes) -> Sequence[Described]:
     return found
 
 
-@functools.lru_cache(maxsize=1_024)
+@cached_by_schema
 def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     """A codec for the columns of a schema, and these."""
     described = _described(prefix)
@@ -219,7 +220,7 @@ def _key_names(key: bytes | None) -> tuple[str, ...]:
     return tuple(read)
 
 
-@functools.lru_cache(maxsize=1_024)
+@cached_by_schema
 def _names_in_schema(beginning: bytes) -> tuple[str, ...]:
     try:
         fields = json.loads(beginning + b"}}")["schema"].get("fields") or ()

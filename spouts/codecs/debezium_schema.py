@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spouts.codecs.debezium_columns import Described
+from spouts.codecs.schema_cache import cached_by_schema
 
 #: With this, a record with a schema begins.
 BEGINNING = b'{"schema":{'
@@ -55,7 +55,7 @@ def prefix_of(value: bytes) -> bytes:
     return value[: end + len(PAYLOAD)] if end > 0 else b""
 
 
-@functools.lru_cache(maxsize=256)
+@cached_by_schema
 def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
     """The columns, as a record's schema describes them, each with a name of its own; None for the
     schema of another record, or for none. Each description in them has a type, and what its type

@@ -59,7 +59,7 @@ class Paced:
         options = [part for key, value in self._stores.items() for part in ("--set", f"{key}={value}")]
         answer = call("ratchet", command, self.name, *words, *options)
         assert answer.returncode == 0, answer.stderr
-        return answer.stdout
+        return answer.stdout + answer.stderr
 
 
 @pytest.fixture
@@ -107,6 +107,8 @@ def test_a_rate_holds_while_it_runs_and_after_a_restart(paced: Paced) -> None:
         run.wait_for_commit(1, PATIENCE_S)
         paced.ask("set", f"{INTERVAL}=off", f"{RATE}=20")
         wait_for(lambda: f"{RATE} = 20" in paced.ask("status"), what="the change in the status")
+        assert f"end {INTERVAL} early: set it" in paced.ask("set", f"{RECORDS}=5")
+        assert "early" not in paced.ask("set", f"{RECORDS}=default")
         since_s = time.monotonic()
         paced.send(100)
         wait_for(lambda: sum(sizes(run)) >= 40, what="some of the records")

@@ -7,6 +7,7 @@ import base64
 import datetime
 import decimal
 import json
+import tracemalloc
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ import pytest
 from framework.errors import BadRecordError
 from framework.topology import Fields
 from spouts import DebeziumCodec
-from spouts.codecs import debezium
+from spouts.codecs import debezium, schema_cache
 from spouts.codecs.codec import Codec
 from spouts.codecs.debezium_changes import DebeziumChanges
 
@@ -273,3 +274,24 @@ def test_groups_are_in_the_order_of_their_first_values() -> None:
     plain = b'{"op":"c"}'
     groups = debezium._by_prefix(pa.array([None, b, plain, a, b, a], pa.binary()))
     assert [places.tolist() for _, places in groups] == [[1, 4], [0, 2], [3, 5]]
+
+
+@pytest.mark.parametrize("by", ["codec", "mirror", "key of a mirror"])
+def test_large_schemas_do_not_stay_in_memory(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_cache, "KEPT_BYTES_MAX", 1 << 20)
+    codec, changes, small = DebeziumCodec(Fields(id=int)), DebeziumChanges(), record([ID], {"id": 1})
+
+    def read(number: int) -> object:
+        value = record([{**ID, "doc": f"{by} {number}" + "x" * 200_000}], {"id": 1})
+        if by == "codec":
+            return codec.decode([value])
+        keys, values = ([b'{"id": 1}'], [value]) if by == "mirror" else ([value], [small])
+        return changes.read(pa.array(keys), pa.array(values))
+
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            assert read(number)
+        assert tracemalloc.get_traced_memory()[0] < 6 << 20
+    finally:
+        tracemalloc.stop()
