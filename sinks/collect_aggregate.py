@@ -24,6 +24,8 @@ class _Listed(Folded):
 
     most: int = 1_000
 
+    _TAKEN = "single values"
+
     def __post_init__(self) -> None:
         name = type(self).__name__
         if self.field is None:
@@ -45,8 +47,6 @@ class _Listed(Folded):
         else:
             every = (json_encoder(pa.scalar(each).type)(each) for each in present)
         return json.dumps(self._chosen(every), ensure_ascii=False, separators=(",", ":"))
-
-    _TAKEN = "single values"
 
     def _takes(self, input_type: pa.DataType) -> bool:
         return not pa.types.is_nested(input_type)

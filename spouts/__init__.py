@@ -13,7 +13,7 @@ from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_changes import DebeziumChanges
 from spouts.codecs.encoding_codec import EncodingCodec
 from spouts.codecs.field_aliases import AliasedCodec
-from spouts.codecs.finite import FiniteCodec
+from spouts.codecs.finite_floats import FiniteCodec
 from spouts.codecs.json import JsonCodec
 from spouts.codecs.messagepack import MessagePackCodec
 from spouts.codecs.protobuf import ProtobufCodec

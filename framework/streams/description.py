@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 
 from framework.errors import RatchetError
-from framework.streams.graph_svg import graph_svg
 from framework.streams.hidden_columns import is_hidden
 from framework.streams.steps_bolt import StepsBolt
+from framework.streams.topology_graph_svg import graph_svg
 from framework.topology import Component, FencedState, Fields, OpaquePartitionedTransactionalSpout, Topology
 from framework.topology.bolts import Bolt
 from framework.topology.extra_partition_spout_wrapper import unwrapped

@@ -496,10 +496,8 @@ class Stream:
         on = self._time(call, on)
         _check_time(call, on, self.schema)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
-        try:
-            bolt = self._pipeline.stateful_steps(call).first_rows(name, keys, on, within)
-        except (ConfigError, TopologyError) as error:
-            raise call.mistake(error) from None
+        steps = self._pipeline.stateful_steps(call)
+        bolt = self._bolt(call, lambda: steps.first_rows(name, keys, on, within))
         watermark = self._pipeline.watermark(call, name, self._node, on=on, bounds=bounds)
         return self._placed(
             call,

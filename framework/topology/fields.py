@@ -30,7 +30,8 @@ class Fields:
 
     Positional names are untyped: Arrow infers their type from the values of each batch. Keywords
     are typed, by a Python type (``str``, ``int``, ``float``, ``bool``, ``bytes``, ``datetime``,
-    ``date``, ``Decimal``, lists of them such as ``list[int]``) or by an Arrow type. Both may be mixed; positional names come first.
+    ``date``, ``Decimal``, lists of them such as ``list[int]``) or by an Arrow type. Both may be
+    mixed; positional names come first.
 
     >>> Fields("word", count=int).names
     ('word', 'count')

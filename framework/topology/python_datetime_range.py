@@ -8,7 +8,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.topology.nested_values import Truths, values_with
+from framework.topology.nested_value_search import Truths, values_with
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_S = 86_400

@@ -146,7 +146,7 @@ class PartitionProgress:
 
 #: The field of rows that says whether their record has no value.
 TOMBSTONE = "tombstone"
-#: What the names of columns begin with that a pipeline adds for itself.
+#: The names of the columns that a pipeline adds for itself begin with this.
 HIDDEN = "ratchet:"
 #: Fields that say where and when the record of a row was written, for event time.
 RECORD_FIELDS: Mapping[str, pa.DataType] = {

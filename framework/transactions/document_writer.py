@@ -43,6 +43,7 @@ from framework.transactions.documents import (
     Origin,
     Undone,
     checked_currtx,
+    compared_outlines,
     form_of,
     incarnation_in,
     joined_in,
@@ -55,7 +56,7 @@ from framework.transactions.documents import (
     undone_in,
 )
 from framework.transactions.plans import Plan, plan_digest, stored_plan
-from framework.transactions.topology_change_messages import shape_changes, without_steps
+from framework.transactions.topology_change_messages import shape_changes
 
 _TXID = re.compile("[0-9]{1,18}")
 #: A longer record of a transaction is stored without its plan, and with its last attempt only, so
@@ -117,9 +118,7 @@ class TopologyDocuments:
             held = {}
         joining = found.get("joining", [])
         if found.get("digest") != meta["digest"]:
-            before, now = (
-                without_steps(each, {*found.get("steps", ()), *steps}) for each in (found["outline"], outline)
-            )
+            before, now = compared_outlines(found, self._topology)
             if before != now:
                 self._accept_change(before, now, accept_changed=accept_changed)
             joining = sorted(_locations(outline) - (_locations(found["outline"]) - set(joining)))

@@ -322,14 +322,19 @@ def is_transactional(store: CoordinationStore, topology_id: str) -> bool:
     return store.get(f"{topology_id}/{INCARNATION}") is not None or store.get(f"{topology_id}/{CURRTX}") is not None
 
 
+def compared_outlines(meta: Mapping[str, Any], topology: Topology) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The outline in ``META`` and that of the topology, without the stateless steps of either."""
+    steps = {*meta.get("steps", ()), *topology.steps()}
+    return without_steps(meta["outline"], steps), without_steps(topology.outline(), steps)
+
+
 def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequence[str]:
     """The differences between a topology's shape and the shape that wrote the state of its id;
     empty if there are none. Needs no leadership. Raises ``CorruptStateError``."""
     meta = TransactionalState(store, topology.id).get_data(META)
     if meta is None or meta_in(meta, topology.id).get("digest") == topology.digest():
         return ()
-    steps = {*meta.get("steps", ()), *topology.steps()}
-    before, now = (without_steps(each, steps) for each in (meta["outline"], topology.outline()))
+    before, now = compared_outlines(meta, topology)
     return shape_changes(before, now) or (["its outline differs"] if before != now else [])
 
 

@@ -1,4 +1,4 @@
-"""What has changed between two outlines of a topology, component by component, for people.
+"""Describes the changes between two outlines of a topology, component by component, for people.
 
 Stateless steps between two components are no part of its shape: ``without_steps``.
 """

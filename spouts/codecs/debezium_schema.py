@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spouts.codecs.debezium_columns import Described
-from spouts.codecs.schema_cache import cached_by_schema
+from spouts.codecs.debezium_schema_cache import cached_by_schema
 
 #: With this, a record with a schema begins.
 BEGINNING = b'{"schema":{'
@@ -20,17 +20,19 @@ PAYLOAD = b'},"payload":'
 NOT_OF_A_CHANGE = "a schema that is none of a change record"
 #: Rows, structs and arrays inside each other. PostgreSQL and MySQL need three.
 _DEPTH_MAX = 32
-#: An object whose first member is a schema or a payload, however it is written.
+#: An object whose first member is a schema or a payload, however it is written; and how those begin
+#: that Kafka Connect does not write.
 _WITH_SCHEMA = r'^\s*\{\s*"(schema|payload)"\s*:'
+_BEGINS_OTHERWISE = r'^(\s|\{\s|\{"payload"|\{"schema"\s|\{"schema":\s)'
 
 
 def as_connect_writes(values: pa.BinaryArray) -> pa.BinaryArray:
     """The same values; those with a schema and a payload that another program has written again,
     with blanks or in another order, as Kafka Connect writes them."""
-    as_written = pc.and_(pc.starts_with(values, BEGINNING), pc.ends_with(values, b"}"))
-    if pc.all(as_written, min_count=0).as_py():  # nulls do not count
+    otherwise = pc.or_(pc.match_substring_regex(values, _BEGINS_OTHERWISE), pc.invert(pc.ends_with(values, b"}")))
+    if not pc.any(otherwise, min_count=0).as_py():  # nulls do not count
         return values
-    others = pc.and_not(pc.match_substring_regex(values, _WITH_SCHEMA), as_written)
+    others = pc.and_(otherwise, pc.match_substring_regex(values, _WITH_SCHEMA))
     places = np.flatnonzero(pc.fill_null(others, False).to_numpy(zero_copy_only=False))
     if not len(places):
         return values

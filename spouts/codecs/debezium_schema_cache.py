@@ -1,4 +1,5 @@
-"""What was read from the schemas in records, within a bound of memory: producers write them."""
+"""Keeps the results of reading schemas of records within a bound of memory: producers write these
+schemas."""
 
 from __future__ import annotations
 

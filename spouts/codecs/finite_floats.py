@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from framework.errors import TopologyError
 from framework.topology import Fields
-from framework.topology.nested_values import Truths, values_with
+from framework.topology.nested_value_search import Truths, values_with
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import Codec, PerValueCodec, Values, all_good, without_rows
 from spouts.codecs.encoding_codec import WrappingCodec, encoder, refusal
