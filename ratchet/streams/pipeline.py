@@ -144,6 +144,7 @@ class Pipeline(StreamsPipeline):
         named: Callable[[Sequence[str]], str] | None = None,
         unavailable: str = "__debezium_unavailable_value",
         shared_tables: bool = False,
+        keep_transactions: bool = False,
         **options: Any,
     ) -> None:
         """Keep a copy of another database, from the topics of its changes, which Debezium writes
@@ -156,10 +157,15 @@ class Pipeline(StreamsPipeline):
         * ``unavailable``: the connector's ``unavailable.value.placeholder``.
         * ``shared_tables``: several topics have the changes of one table. Otherwise, the first
           topic that brings a table owns it, and a change from another topic is a bad record.
+        * ``keep_transactions``: readers of the copy see the changes of a transaction of the source
+          together. The connector needs ``provide.transaction.metadata=true``, and ``topics`` or
+          ``pattern`` includes its topic ``<topic.prefix>.transaction``.
         * ``options``: as in ``read_kafka``."""
         call = called("mirror", *([topics] if topics is not None else []))
         if not isinstance(into, Database):
             raise call.mistake(f"into is {into!r}: give a database, such as postgres(dsn, schema='copy')")
+        if keep_transactions:
+            options = {**options, "keep_transactions": True}
         changes = self.read_kafka(
             topics, pattern=pattern, value=Bytes("value"), metadata=["key", "topic"], name=f"{name}-changes", **options
         )

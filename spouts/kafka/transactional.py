@@ -32,6 +32,7 @@ from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.planning.batch_limits import KafkaLimits
 from spouts.kafka.planning.planner import KafkaPlanner
 from spouts.kafka.planning.source_settings import KafkaSource
+from spouts.kafka.planning.source_transactions import TRANSACTIONS
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.record_deserialization import RecordFilter
@@ -78,6 +79,11 @@ class _KafkaSpout:
     The ends are fixed at the first start and stored; partitions that appear later are not read. A
     topology that has committed everything up to them ends, and says that it is finished. One that
     is started with another ``end`` goes on to that one; without ``end``, it goes on for good.
+
+    **Transactions of the source.** ``keep_transactions``: the records are changes that Debezium
+    writes with ``provide.transaction.metadata=true``, and a batch has all changes of a transaction
+    of the source, or none, whatever its size. The topic ``<topic.prefix>.transaction`` must be
+    among those that are read. Each record is read twice, once by the driver.
 
     **Rows.** ``codec`` decodes values (by default: the bytes as they are); its fields come first.
     Then come the fields of ``key_codec`` and of ``header_codecs`` (header name -> codec; the last
@@ -129,6 +135,7 @@ class _KafkaSpout:
         end: Start | None = None,
         start_group: str | None = None,
         read_first: Sequence[str] = (),
+        keep_transactions: bool = False,
         batch_records_max: int = BATCH_RECORDS_MAX,
         partition_records_max: int | None = None,
         batch_bytes_max: int | None = None,
@@ -154,7 +161,11 @@ class _KafkaSpout:
             read_first=tables,
             start_group=checked_group("start_group", start_group) if start_group is not None else None,
             end=checked_bounds("end", end, names, words=("latest",)) if end is not None else None,
+            keeps_transactions=keep_transactions,
         )
+        if keep_transactions:
+            others = {"end": end, "read_first": read_first, "partition_records_max": partition_records_max}
+            _check_transactions(names, others)
         self._settings = KafkaSettings(bootstrap_servers, settings)
         checked = checked_streams(
             streams,
@@ -262,6 +273,18 @@ class _KafkaSpout:
 
     def release(self) -> None:
         sessions.close()
+
+
+def _check_transactions(topics: Sequence[str], others: Mapping[str, Any]) -> None:
+    """Refuse what cannot be had together with ``keep_transactions``."""
+    given = next((name for name, each in others.items() if each), None)
+    if given is not None:
+        raise ConfigError(f"keep_transactions and {given} cannot be had together: {given} would divide transactions")
+    if topics and not any(each.endswith(TRANSACTIONS) for each in topics):
+        raise ConfigError(
+            f"keep_transactions needs the topic <topic.prefix>{TRANSACTIONS} among the topics, which Debezium writes with "
+            "provide.transaction.metadata=true"
+        )
 
 
 def _reader_group(context: TopologyContext) -> str:

@@ -19,13 +19,17 @@ Invariants:
 7. A bounded spout reads no partition past its end, and no partition that had no end when the ends
    were fixed. The plans carry the ends, so they hold after a restart. Where the very first plan is
    planned afresh, its start and its ends are those of the plan that it replaces.
-8. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
+8. Where transactions of the source are kept together, ``SourceTransactions`` shares a batch among
+   the partitions, and no range ends within such a transaction. The halves of a batch in which a
+   record is refused are the exception.
+9. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
    one. So the cost of a plan is in the partitions that move; of the others, only the end of the log
    is looked at.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,12 +57,14 @@ from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_sha
 from spouts.kafka.planning.bound_offsets import named_bound, offsets_at
 from spouts.kafka.planning.bounded_end import ReadingEnd
 from spouts.kafka.planning.log_offsets_cache import LogOffsets
+from spouts.kafka.planning.lookahead_reader import LookaheadReader
 from spouts.kafka.planning.lost_records import LostRecords
 from spouts.kafka.planning.offset_range_operations import KafkaRanges
 from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.planning.progress import KafkaProgress
 from spouts.kafka.planning.read_first import ReadFirst
 from spouts.kafka.planning.source_settings import KafkaSource
+from spouts.kafka.planning.source_transactions import ReadsAhead, SourceTransactions
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.start_end_options import Bound
@@ -74,9 +80,10 @@ class KafkaPlanner(PartitionPlanner):
     """Plans the batches of one spout. ``bad_records``: the limit on the share of bad records.
     ``streams``: what is done with bad records of which topic; None: they end the run.
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
-    readers. ``metadata``: what the cluster says of the topics; None: asks it."""
+    readers. ``metadata``: what the cluster says of the topics; None: asks it. ``lookahead``: what
+    reads records that are not planned yet; None: a consumer."""
 
-    shares_entries = True  # invariant 8
+    shares_entries = True  # invariant 9
 
     def __init__(
         self,
@@ -89,6 +96,7 @@ class KafkaPlanner(PartitionPlanner):
         group: GroupOffsets | None = None,
         reader_group: str = "ratchet",
         metadata: KafkaMetadata | None = None,
+        lookahead: ReadsAhead | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -112,6 +120,12 @@ class KafkaPlanner(PartitionPlanner):
         )
         self._progress = KafkaProgress(self._logs, self._end, self._open_transactions)
         self._read_first = ReadFirst(source.read_first)
+        self._transactions: SourceTransactions | None = None
+        if source.keeps_transactions:
+            reads_ahead = lookahead or LookaheadReader(settings, reader_group)
+            self._transactions = SourceTransactions(
+                reads_ahead, lambda: self._metadata.topics().leaders, self._has_new_topic
+            )
         self._found_nothing = False  # whether the source had no partition before
         self._latest: Mapping[str, Meta | None] = {}  # the last plan, or what the next one comes after
         self._is_released = False  # whether no entry has an end, in a spout without one
@@ -257,6 +271,8 @@ class KafkaPlanner(PartitionPlanner):
     def close(self) -> None:
         self._watch.close()
         self._viewer.close()
+        if self._transactions is not None:
+            self._transactions.close()
         self._metadata.close()
         if self._group is not None:
             self._group.close()
@@ -292,7 +308,7 @@ class KafkaPlanner(PartitionPlanner):
             topics = self._metadata.topics()
         unended = self._end.unreached(previous)
         released = self._is_to_release(previous)
-        looks_at_all = self._lost.reported or fixing or released
+        looks_at_all = self._lost.reported or fixing or released or self._transactions is not None
         moving = unended if looks_at_all else self._moving(unended, topics, ends)
         new = [each for each in ends if previous.get(each) is None and not self._end.ignores(each, previous)]
         positions = self._positions(moving, new, topics, ends, first=not previous)
@@ -322,7 +338,11 @@ class KafkaPlanner(PartitionPlanner):
         turn = 0
         if len(available) > limits.batch_records_max:  # it says who comes first
             turn = sum(int(meta["next_offset"]) for meta in previous.values() if meta is not None)
-        shares = fair_shares(available, limits, turn=turn)
+        if self._transactions is None:
+            shares = fair_shares(available, limits, turn=turn)
+        else:
+            offsets = {each: position.offset for each, position in positions.items()}
+            shares = self._transactions.shares(offsets, available, limits.batch_records_max)
         skipped = any(position.gap is not None for position in positions.values())
         begins = not previous and positions and not self._source.is_plain  # record the start itself
         if not (any(shares.values()) or skipped or begins or (positions and fixing) or released):
@@ -343,6 +363,14 @@ class KafkaPlanner(PartitionPlanner):
         self._latest = made
         self._end.note_plan(made, first=not previous)
         return made
+
+    def _has_new_topic(self, topic: str) -> bool:
+        """Whether a topic of the source was created since the topics were looked up last."""
+        pattern = self._source.pattern
+        if pattern is None or re.fullmatch(pattern, topic) is None:
+            return False
+        self._metadata.refresh()
+        return topic in self._metadata.topics().topic_ids
 
     def _leader_moved(self) -> RetryableError:
         self._metadata.refresh()

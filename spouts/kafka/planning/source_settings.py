@@ -15,7 +15,8 @@ class KafkaSource:
     new topology reads to their ends, as they are then, before the others. ``start_group``: the
     consumer group whose committed offsets a new topology begins at; partitions without one begin at
     ``start``. ``end``: where reading ends; None: it does not. ``waits_for_open``: the end of a log
-    includes what is behind an open kafka_txn."""
+    includes what is behind an open kafka_txn. ``keeps_transactions``: a batch has all changes of a
+    transaction of the source, or none."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -27,6 +28,7 @@ class KafkaSource:
     start_group: str | None = None
     end: Bounds | None = None
     waits_for_open: bool = False
+    keeps_transactions: bool = False
 
     @property
     def is_plain(self) -> bool:

@@ -1,0 +1,73 @@
+"""What Debezium writes about transactions of the source: which one a change belongs to, and what a
+transaction has changed.
+
+Source: Debezium's documentation, "Transaction metadata" (``provide.transaction.metadata``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_OF_A_CHANGE = re.compile(rb'"transaction"\s*:\s*(?=\{)')
+_DECODER = json.JSONDecoder()
+
+
+class ChangeOrder(NamedTuple):
+    """A change as a part of its transaction. ``order``: 1 for the first change of its table."""
+
+    transaction: str
+    order: int
+
+
+class TransactionEnd(NamedTuple):
+    """The end of a transaction. ``changes``: for each table, as in ``public.orders``, how many
+    changes there are."""
+
+    transaction: str
+    changes: Mapping[str, int]
+
+
+def change_order(value: bytes | None) -> ChangeOrder | None:
+    """The place of a change in its transaction; None for a record that belongs to none, such as a
+    tombstone and a row of a snapshot. The value is JSON, with or without a schema.
+
+    >>> change_order(b'{"op":"c","transaction":{"id":"7:9","data_collection_order":2}}')
+    ChangeOrder(transaction='7:9', order=2)
+    >>> change_order(b'{"op":"r","transaction":null}')
+    """
+    if value is None:
+        return None
+    places = [each.end() for each in _OF_A_CHANGE.finditer(value)]
+    if not places:
+        return None
+    try:
+        said, _ = _DECODER.raw_decode(value[places[-1] :].decode())  # a column of this name stands before it
+        return ChangeOrder(str(said["id"]), int(said["data_collection_order"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def transaction_end(value: bytes | None) -> TransactionEnd | None:
+    """What a record of the topic of transactions says; None for the beginning of a transaction, and
+    for a record that is none of Debezium's.
+
+    >>> transaction_end(
+    ...     b'{"status":"END","id":"7:9","event_count":2,'
+    ...     b'"data_collections":[{"data_collection":"public.orders","event_count":2}]}'
+    ... )
+    TransactionEnd(transaction='7:9', changes={'public.orders': 2})
+    """
+    try:
+        said: Any = json.loads(value or b"null")
+        said = said.get("payload", said)
+        if said["status"] != "END":
+            return None
+        tables = said.get("data_collections") or ()
+        return TransactionEnd(
+            str(said["id"]), {str(each["data_collection"]): int(each["event_count"]) for each in tables}
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,97 @@
+"""Reads the values of records that are not planned yet, on the driver."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TopicPartition as ClientPartition
+
+from framework.clients.consumer_close_timeout import Consumer
+from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.errors import RetryableError
+from spouts.kafka.consumer.consumer_seek import Assignment
+from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
+
+_ANSWER_S = 10.0
+_RECORDS = 10_000
+
+
+class Ahead(NamedTuple):
+    """A record, or only that nothing more is there: then ``offset`` is where the log ends, and
+    ``is_end`` is set."""
+
+    partition: str
+    offset: int
+    value: bytes | None
+    is_end: bool = False
+
+
+class LookaheadReader:
+    """One consumer, connected on first use. Used by one thread. ``group``: the group id of the
+    readers; nothing is committed to it."""
+
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
+        self._settings, self._group = settings, group
+        self._errors = ConnectionErrors(settings.bootstrap_servers)
+        self._client: tuple[Consumer, Assignment] | None = None
+        self._assigned: set[str] = set()
+
+    def begin(self, partition: str, offset: int) -> None:
+        """Read this partition from ``offset``, whatever was read of it before."""
+        _, assignment = self._connected()
+        try:
+            self.end(partition)
+            assignment.begin([ClientPartition(*topic_and_number(partition), offset)])
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+        self._assigned.add(partition)
+
+    def end(self, partition: str) -> None:
+        """Read nothing more of this partition."""
+        if partition in self._assigned:
+            self._assigned.discard(partition)
+            self._connected()[0].incremental_unassign([ClientPartition(*topic_and_number(partition))])
+
+    def beginning(self, partition: str) -> int:
+        """The first offset that the partition has."""
+        consumer, _ = self._connected()
+        try:
+            low, _ = consumer.get_watermark_offsets(ClientPartition(*topic_and_number(partition)), timeout=_ANSWER_S)
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+        return int(low)
+
+    def read(self) -> list[Ahead]:
+        """Some records of the partitions that were begun. Raises ``RetryableError`` when none
+        comes."""
+        consumer, _ = self._connected()
+        try:
+            messages = consumer.consume(_RECORDS, 0.0) or consumer.consume(1, _ANSWER_S)
+            if not messages:
+                raise RetryableError(f"no record was read ahead for {_ANSWER_S:g} s{self._errors.reason()}")
+            found = []
+            for each in messages:
+                error = each.error()
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                partition = partition_id(each.topic(), each.partition())
+                if partition in self._assigned:
+                    is_end = error is not None
+                    found.append(Ahead(partition, each.offset(), None if is_end else each.value(), is_end))
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
+        return found
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        client, self._client = self._client, None
+        if client is not None:
+            client[0].close()
+
+    def _connected(self) -> tuple[Consumer, Assignment]:
+        if self._client is None:
+            settings = {**self._settings.consumer(self._group), "error_cb": self._errors.on_error}
+            consumer = self._errors.made(lambda: Consumer(settings))
+            self._client = consumer, Assignment(consumer)
+        return self._client

@@ -1,0 +1,437 @@
+"""Plans the changes of a source transaction together: each batch has all of them, or none.
+
+Debezium writes the changes of a transaction into the topics of its tables, and its end into one
+more topic, with the number of changes of each table. So the planner reads ahead, and ends the
+ranges of a batch behind the last changes of transactions whose ends it has read.
+
+Invariants:
+
+1. The ends are planned in their order in the topic of transactions, which is the order of the
+   source's commits. The changes of a transaction are planned with its end.
+2. A partition is planned in its order. A record that belongs to no transaction (a tombstone, a row
+   of a snapshot) is planned with what precedes it, or by itself.
+3. A change whose transaction has ended in an earlier batch is repeated, by a connector that was
+   started again. It is planned at once. For that, the ends before the position of a batch are read
+   again, also by the next leader.
+4. A batch is as small as the limits say, but has at least one transaction, whatever its size.
+5. What was read ahead is only a copy of the log. It is forgotten when the positions do not fit to
+   it, and when reading fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from framework.errors import ConfigError
+from framework.observe.logs import get_logger
+from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, transaction_end
+from spouts.kafka.partition_plan_entries import topic_and_number
+from spouts.kafka.planning.lookahead_reader import Ahead
+
+_log = get_logger()
+
+#: How the name of a connector's topic of transactions ends, after its prefix.
+TRANSACTIONS = ".transaction"
+#: How many records of the topic of transactions are read again, for invariant 3.
+_READ_BACK = 10_000
+#: How many of the transactions that have ended are remembered at most.
+_ENDED_MAX = 100_000
+#: So much of what is planned already is kept, and then removed at once.
+_DROPPED_MAX = 10_000
+#: The topic of messages of a connector, after its prefix.
+_MESSAGES = ".message"
+#: What batches wait for is logged every so many seconds.
+_SAY_AFTER_S = 60.0
+
+
+class ReadsAhead(Protocol):
+    """As ``LookaheadReader``."""
+
+    def begin(self, partition: str, offset: int) -> None: ...
+    def end(self, partition: str) -> None: ...
+    def beginning(self, partition: str) -> int: ...
+    def read(self) -> list[Ahead]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Run:
+    """Neighbouring records of one transaction, or of none, in a partition. ``next``: the offset
+    behind the last one. ``changes``: how many there are, without repetitions. ``highest``: the
+    order of the last change so far."""
+
+    transaction: str | None
+    next: int
+    changes: int = 0
+    highest: int = 0
+
+
+@dataclass(slots=True)
+class _Log:
+    """What was read ahead of a partition. ``runs[at:]`` is not planned. Everything before
+    ``read_to`` was read. ``highest``: the order of the last change of each transaction that is not
+    planned."""
+
+    begin: int
+    read_to: int
+    runs: list[_Run] = field(default_factory=list)
+    at: int = 0
+    highest: dict[str, int] = field(default_factory=dict)
+
+    def add(self, offset: int, order: ChangeOrder | None) -> None:
+        transaction = order.transaction if order is not None else None
+        last = self.runs[-1] if len(self.runs) > self.at else None
+        if last is None or last.transaction != transaction:
+            last = _Run(transaction, offset + 1)
+            self.runs.append(last)
+        last.next = self.read_to = offset + 1
+        if order is not None and order.order > self.highest.get(order.transaction, 0):
+            self.highest[order.transaction] = last.highest = order.order
+            last.changes += 1
+
+    def drop(self, offset: int) -> bool:
+        """Forget what is before ``offset``. Returns whether the rest begins where a run begins, or
+        in one that may be divided."""
+        start = self.begin
+        while self.at < len(self.runs) and self.runs[self.at].next <= offset:
+            run = self.runs[self.at]
+            start = run.next
+            if run.transaction is not None:
+                self.highest.pop(run.transaction, None)
+            self.at += 1
+        if self.at > _DROPPED_MAX:
+            del self.runs[: self.at]
+            self.at = 0
+        self.begin = offset
+        return start == offset or self.at == len(self.runs) or self.runs[self.at].transaction is None
+
+
+@dataclass(slots=True)
+class _Ends:
+    """What was read of a topic of transactions. ``ended``: those whose ends are before ``begin``.
+    ``ahead[at:]``: the others, with the offsets behind their ends. ``begun``: the offset behind the
+    last record that is not an end."""
+
+    begin: int
+    read_to: int
+    ended: set[str] = field(default_factory=set)
+    ahead: list[tuple[int, TransactionEnd]] = field(default_factory=list)
+    at: int = 0
+    begun: int = 0
+
+    def add(self, offset: int, end: TransactionEnd | None) -> None:
+        self.read_to = offset + 1
+        if end is None:
+            self.begun = offset + 1
+        elif offset < self.begin:
+            self.ended.add(end.transaction)
+        else:
+            self.ahead.append((offset + 1, end))
+
+    def drop(self, offset: int) -> None:
+        while self.at < len(self.ahead) and self.ahead[self.at][0] <= offset:
+            self.ended.add(self.ahead[self.at][1].transaction)
+            self.at += 1
+        if self.at > _DROPPED_MAX:
+            del self.ahead[: self.at]
+            self.at = 0
+        if len(self.ended) > _ENDED_MAX:
+            self.ended.clear()  # no repetition is that late
+        self.begin = offset
+
+
+class _Walk(NamedTuple):
+    """``changes``, and the ``highest`` order, of the transaction that was looked for, in the runs
+    before ``place``, whose last record is before ``offset``. ``is_past``: whether a younger
+    transaction follows."""
+
+    place: int
+    offset: int
+    changes: int = 0
+    highest: int = 0
+    is_past: bool = False
+
+
+#: The partitions of the topics of the tables that a transaction has changed: topic, number of
+#: changes, partitions.
+_Changed = Callable[[str, TransactionEnd], Iterable[tuple[str, int, Sequence[str]]]]
+
+
+class _Cut:
+    """Finds where a batch can end, in what was read ahead. ``limits``: no partition beyond this
+    offset.
+
+    After ``find``: ``taken``: the number of records. ``lacking``: the partitions of which more must
+    be read before more can be taken. ``waits_for``: what is missing, for the log."""
+
+    def __init__(
+        self,
+        logs: Mapping[str, _Log],
+        ends: Mapping[str, _Ends],
+        offsets: Mapping[str, int],
+        limits: Mapping[str, int],
+        records_max: int,
+        changed: _Changed,
+    ) -> None:
+        self._logs = {each: logs[each] for each in sorted(offsets) if each in logs}
+        self._ends = {each: ends[each] for each in sorted(offsets) if each in ends}
+        self._limits, self._records_max, self._changed = limits, records_max, changed
+        self._cuts = dict(offsets)
+        self._places = {each: log.at for each, log in self._logs.items()}
+        self._over: dict[str, set[str]] = {each: set() for each in self._ends}
+        self._owners = {each: _owner(each, self._ends) for each in self._logs}
+        self.taken = 0
+        self.lacking: set[str] = set()
+        self.waits_for = ""
+
+    def find(self) -> Mapping[str, int]:
+        """The offset of each partition at which the batch ends."""
+        self._take_free(max(self._records_max // 2, 1))
+        for partition, ends in self._ends.items():
+            self._take_transactions(partition, ends)
+        self._take_free(self._records_max)
+        for partition, log in self._logs.items():
+            limit = self._limits[partition]
+            if self._places[partition] == len(log.runs):
+                if log.read_to >= limit:
+                    self._move(partition, limit)  # behind the last record are only control records
+                else:
+                    self.lacking.add(partition)
+            elif not self.taken and not self.waits_for:
+                transaction = log.runs[self._places[partition]].transaction
+                self.waits_for = f"the end of transaction {transaction}, of topic {topic_and_number(partition)[0]}"
+        return self._cuts
+
+    def _move(self, partition: str, offset: int) -> None:
+        self.taken += max(offset - self._cuts[partition], 0)
+        self._cuts[partition] = max(offset, self._cuts[partition])
+
+    def _is_free(self, partition: str, run: _Run) -> bool:
+        """Whether the records of a run may be planned by themselves."""
+        if run.transaction is None:
+            return True
+        owner = self._owners[partition]
+        return owner is not None and (
+            run.transaction in self._over[owner] or run.transaction in self._ends[owner].ended
+        )
+
+    def _take_free(self, most: int) -> None:
+        for partition, log in self._logs.items():
+            limit = self._limits[partition]
+            while self._places[partition] < len(log.runs) and self.taken < most:
+                run = log.runs[self._places[partition]]
+                if not self._is_free(partition, run):
+                    if self._owners[partition] is None:
+                        topic, _ = topic_and_number(partition)
+                        self.waits_for = (
+                            f"topic {topic} has changes of transactions, but no topic <topic.prefix>{TRANSACTIONS} is read: "
+                            "set provide.transaction.metadata=true in the connector, and read this topic too"
+                        )
+                    break
+                self._move(partition, min(run.next, limit, self._cuts[partition] + most - self.taken))
+                if self._cuts[partition] < run.next:
+                    break
+                self._places[partition] += 1
+
+    def _take_transactions(self, partition: str, ends: _Ends) -> None:
+        limit, at, is_first = self._limits[partition], ends.at, True
+        while at < len(ends.ahead) and ends.ahead[at][0] <= limit:
+            if self.taken >= self._records_max and not is_first:
+                return
+            offset, end = ends.ahead[at]
+            if end.transaction not in ends.ended and end.transaction not in self._over[partition]:
+                if not self._take(partition, end, {each.transaction for _, each in ends.ahead[at:]}):
+                    return
+                self._over[partition].add(end.transaction)
+                is_first = False
+            self._move(partition, offset)
+            at += 1
+        if ends.read_to < limit:
+            self.lacking.add(partition)
+        elif at == len(ends.ahead) and ends.begun <= self._cuts[partition]:
+            self._move(partition, limit)
+
+    def _take(self, owner: str, end: TransactionEnd, known: Collection[str]) -> bool:
+        """Take the changes of a transaction, if all were read. ``known``: the transactions whose
+        ends were read."""
+        found: dict[str, tuple[int, int]] = {}
+        topics = set()
+        for topic, count, partitions in self._changed(_prefix(owner), end):
+            topics.add(topic)
+            walks = {each: self._walk(each, end.transaction, known) for each in partitions}
+            # In one partition, the last change comes after all others, also after those that an
+            # earlier batch has had, or that are not repeated.
+            changes = sum(each.highest if len(partitions) == 1 else each.changes for each in walks.values())
+            if changes < count:
+                if not walks or not all(each.is_past for each in walks.values()):
+                    self.lacking.update(partitions)
+                    self.waits_for = (
+                        f"{count - changes:,} of {count:,} changes of transaction {end.transaction} in topic {topic}"
+                    )
+                    return False
+                _log.warning(
+                    "source.transaction_is_short",
+                    transaction=end.transaction,
+                    topic=topic,
+                    changes=changes,
+                    expected=count,
+                )
+            found.update({each: (walk.place, walk.offset) for each, walk in walks.items() if walk.highest})
+        for partition, (place, offset) in found.items():
+            self._places[partition] = place
+            self._move(partition, offset)
+        for partition, log in self._logs.items():
+            topic, _ = topic_and_number(partition)
+            if self._owners[partition] == owner and topic not in topics and end.transaction in log.highest:
+                raise ConfigError(
+                    f"topic {topic} has changes of transaction {end.transaction}, whose end names no table of this topic: "
+                    "keep_transactions needs the names that Debezium gives (<topic.prefix>.<schema>.<table>), without a "
+                    "transform that changes them"
+                )
+        return True
+
+    def _walk(self, partition: str, transaction: str, known: Collection[str]) -> _Walk:
+        """From the records that are not taken to the last one of a transaction. Those of other
+        transactions before it are older, and their ends were lost."""
+        log = self._logs.get(partition)
+        if log is None:
+            return _Walk(0, 0)
+        walk = _Walk(self._places[partition], self._cuts[partition])
+        for at in range(walk.place, len(log.runs)):
+            run = log.runs[at]
+            if run.next > self._limits[partition]:
+                break
+            if run.transaction == transaction:
+                walk = _Walk(at + 1, run.next, walk.changes + run.changes, max(run.highest, walk.highest))
+            elif not self._is_free(partition, run) and (walk.highest or transaction not in log.highest):
+                return walk._replace(is_past=run.transaction in known)
+        return walk
+
+
+def _prefix(partition: str) -> str:
+    """The prefix of the connector that writes this topic of transactions."""
+    return topic_and_number(partition)[0].removesuffix(TRANSACTIONS)
+
+
+def _owner(partition: str, owners: Iterable[str]) -> str | None:
+    """The topic of transactions of the connector that writes this topic."""
+    topic, _ = topic_and_number(partition)
+    found = [each for each in owners if topic.startswith(f"{_prefix(each)}.")]
+    return max(found, key=len) if found else None
+
+
+class SourceTransactions:
+    """Divides a batch among partitions, and no source transaction. Used by one thread.
+
+    * ``partitions``: all partitions of the topics that are read, each as ``"topic/0"``.
+    * ``is_new``: looks up whether a topic is read that was created a moment ago."""
+
+    def __init__(
+        self,
+        reader: ReadsAhead,
+        partitions: Callable[[], Iterable[str]],
+        is_new: Callable[[str], bool],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._reader, self._partitions, self._is_new, self._now_s = reader, partitions, is_new, now_s
+        self._logs: dict[str, _Log] = {}
+        self._ends: dict[str, _Ends] = {}
+        self._waits: tuple[str, float] = ("", 0.0)  # for what, and since when, or when it was logged
+
+    def shares(self, offsets: Mapping[str, int], available: Mapping[str, int], records_max: int) -> dict[str, int]:
+        """How many offsets of each partition a batch gets that begins at ``offsets``.
+        ``available``: how many a partition has; 0 where it is missing. Raises ``RetryableError``
+        when reading fails, and ``ConfigError`` when a topic has another name than its table."""
+        limits = {each: offset + available.get(each, 0) for each, offset in offsets.items()}
+        wanted = {each: min(limit, offsets[each] + records_max) for each, limit in limits.items()}
+        try:
+            self._continue_at(offsets)
+            changed = self._changed()
+            while True:
+                self._read_to(wanted)
+                cut = _Cut(self._logs, self._ends, offsets, limits, records_max, changed)
+                ends = cut.find()
+                more = {each for each in cut.lacking if wanted.get(each, 0) < limits.get(each, 0)}
+                if cut.taken or not more:
+                    break
+                for each in more:
+                    wanted[each] = min(limits[each], wanted[each] + max(records_max, wanted[each] - offsets[each]))
+        except BaseException:
+            for each in (*self._logs, *self._ends):
+                self._reader.end(each)
+            self._logs, self._ends = {}, {}
+            raise
+        self._tell("" if cut.taken else cut.waits_for)
+        return {each: ends[each] - offsets[each] for each in available}
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _continue_at(self, offsets: Mapping[str, int]) -> None:
+        for partition, offset in offsets.items():
+            if topic_and_number(partition)[0].endswith(TRANSACTIONS):
+                ends = self._ends.get(partition)
+                if ends is None or not ends.begin <= offset <= ends.read_to:
+                    back = min(max(offset - _READ_BACK, self._reader.beginning(partition)), offset)
+                    self._ends[partition] = _Ends(offset, back)
+                else:
+                    ends.drop(offset)
+                continue
+            log = self._logs.get(partition)
+            if log is None or not log.begin <= offset <= log.read_to or not log.drop(offset):
+                self._logs[partition] = _Log(offset, offset)
+
+    def _read_to(self, wanted: Mapping[str, int]) -> None:
+        known: dict[str, _Log | _Ends] = {**self._logs, **self._ends}
+        waiting = {each for each, until in wanted.items() if known[each].read_to < until}
+        for each in waiting:
+            self._reader.begin(each, known[each].read_to)
+        while waiting:
+            for record in self._reader.read():
+                if record.partition not in waiting:
+                    continue
+                read = known[record.partition]
+                if record.is_end:
+                    read.read_to = max(read.read_to, record.offset)
+                elif record.offset < read.read_to:
+                    continue
+                elif isinstance(read, _Ends):
+                    read.add(record.offset, transaction_end(record.value))
+                else:
+                    read.add(record.offset, self._order(record))
+                if read.read_to >= wanted[record.partition]:
+                    waiting.discard(record.partition)
+                    self._reader.end(record.partition)
+
+    def _order(self, record: Ahead) -> ChangeOrder | None:
+        topic, _ = topic_and_number(record.partition)
+        if topic.endswith(_MESSAGES) and any(topic == _prefix(each) + _MESSAGES for each in self._ends):
+            return None  # messages of pg_logical_emit_message change no table
+        return change_order(record.value)
+
+    def _changed(self) -> _Changed:
+        by_topic: dict[str, list[str]] = {}
+        for each in self._partitions():
+            by_topic.setdefault(topic_and_number(each)[0], []).append(each)
+
+        def changed(prefix: str, end: TransactionEnd) -> Iterable[tuple[str, int, Sequence[str]]]:
+            for table, changes in end.changes.items():
+                topic = f"{prefix}.{table}"
+                if topic in by_topic:
+                    yield topic, changes, by_topic[topic]
+                elif self._is_new(topic):
+                    yield topic, changes, ()
+
+        return changed
+
+    def _tell(self, waits_for: str) -> None:
+        """Log what the batches wait for, once it has lasted."""
+        now_s = self._now_s()
+        if not waits_for or waits_for != self._waits[0]:
+            self._waits = waits_for, now_s
+        elif now_s - self._waits[1] >= _SAY_AFTER_S:
+            self._waits = waits_for, now_s
+            _log.warning("source.waits_for_transaction", waits_for=waits_for)
