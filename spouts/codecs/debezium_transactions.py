@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _OF_A_CHANGE = re.compile(rb'"transaction"\s*:\s*(?=\{)')
+#: PostgreSQL's: the transaction, and the place in its log of this change or end.
+_WITH_POSITION = re.compile(r"(\d+):\d+")
 _DECODER = json.JSONDecoder()
+#: Errors that JSON of another shape raises.
+_BAD = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class ChangeOrder(NamedTuple):
@@ -35,7 +39,7 @@ def change_order(value: bytes | None) -> ChangeOrder | None:
     tombstone and a row of a snapshot. The value is JSON, with or without a schema.
 
     >>> change_order(b'{"op":"c","transaction":{"id":"7:9","data_collection_order":2}}')
-    ChangeOrder(transaction='7:9', order=2)
+    ChangeOrder(transaction='7', order=2)
     >>> change_order(b'{"op":"r","transaction":null}')
     """
     if value is None:
@@ -45,8 +49,8 @@ def change_order(value: bytes | None) -> ChangeOrder | None:
         return None
     try:
         said, _ = _DECODER.raw_decode(value[places[-1] :].decode())  # a column of this name stands before it
-        return ChangeOrder(str(said["id"]), int(said["data_collection_order"]))
-    except (ValueError, KeyError, TypeError):
+        return ChangeOrder(_name(said["id"]), int(said["data_collection_order"]))
+    except _BAD:
         return None
 
 
@@ -58,7 +62,7 @@ def transaction_end(value: bytes | None) -> TransactionEnd | None:
     ...     b'{"status":"END","id":"7:9","event_count":2,'
     ...     b'"data_collections":[{"data_collection":"public.orders","event_count":2}]}'
     ... )
-    TransactionEnd(transaction='7:9', changes={'public.orders': 2})
+    TransactionEnd(transaction='7', changes={'public.orders': 2})
     """
     try:
         said: Any = json.loads(value or b"null")
@@ -67,7 +71,13 @@ def transaction_end(value: bytes | None) -> TransactionEnd | None:
             return None
         tables = said.get("data_collections") or ()
         return TransactionEnd(
-            str(said["id"]), {str(each["data_collection"]): int(each["event_count"]) for each in tables}
+            _name(said["id"]), {str(each["data_collection"]): int(each["event_count"]) for each in tables}
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _BAD:
         return None
+
+
+def _name(transaction: object) -> str:
+    """What all records of a transaction have in common of its id."""
+    found = _WITH_POSITION.fullmatch(str(transaction))
+    return found[1] if found is not None else str(transaction)

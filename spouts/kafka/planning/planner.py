@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.clients.kafka_settings import KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings, is_topic_name
 from framework.errors import ConfigError, RetryableError
 from framework.observe.logs import get_logger
 from framework.topology import PartitionPlanner, PartitionProgress, ReadCounts, WrittenTopic
@@ -367,7 +367,7 @@ class KafkaPlanner(PartitionPlanner):
     def _has_new_topic(self, topic: str) -> bool:
         """Whether a topic of the source was created since the topics were looked up last."""
         pattern = self._source.pattern
-        if pattern is None or re.fullmatch(pattern, topic) is None:
+        if pattern is None or not is_topic_name(topic) or re.fullmatch(pattern, topic) is None:
             return False
         self._metadata.refresh()
         return topic in self._metadata.topics().topic_ids

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from framework.errors import ConfigError
 from framework.observe.logs import get_logger
 from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, transaction_end
 from spouts.kafka.partition_plan_entries import topic_and_number
@@ -165,7 +164,8 @@ class _Cut:
     offset.
 
     After ``find``: ``taken``: the number of records. ``lacking``: the partitions of which more must
-    be read before more can be taken. ``waits_for``: what is missing, for the log."""
+    be read before more can be taken. ``waits_for``: what is missing, for the log. ``unnamed``: the
+    topics with changes of a transaction whose end does not name their tables."""
 
     def __init__(
         self,
@@ -186,6 +186,7 @@ class _Cut:
         self.taken = 0
         self.lacking: set[str] = set()
         self.waits_for = ""
+        self.unnamed: set[str] = set()
 
     def find(self) -> Mapping[str, int]:
         """The offset of each partition at which the batch ends."""
@@ -286,11 +287,7 @@ class _Cut:
         for partition, log in self._logs.items():
             topic, _ = topic_and_number(partition)
             if self._owners[partition] == owner and topic not in topics and end.transaction in log.highest:
-                raise ConfigError(
-                    f"topic {topic} has changes of transaction {end.transaction}, whose end names no table of this topic: "
-                    "keep_transactions needs the names that Debezium gives (<topic.prefix>.<schema>.<table>), without a "
-                    "transform that changes them"
-                )
+                self.unnamed.add(topic)
         return True
 
     def _walk(self, partition: str, transaction: str, known: Collection[str]) -> _Walk:
@@ -339,12 +336,13 @@ class SourceTransactions:
         self._reader, self._partitions, self._is_new, self._now_s = reader, partitions, is_new, now_s
         self._logs: dict[str, _Log] = {}
         self._ends: dict[str, _Ends] = {}
+        self._unnamed: set[str] = set()
         self._waits: tuple[str, float] = ("", 0.0)  # for what, and since when, or when it was logged
 
     def shares(self, offsets: Mapping[str, int], available: Mapping[str, int], records_max: int) -> dict[str, int]:
         """How many offsets of each partition a batch gets that begins at ``offsets``.
         ``available``: how many a partition has; 0 where it is missing. Raises ``RetryableError``
-        when reading fails, and ``ConfigError`` when a topic has another name than its table."""
+        when reading fails."""
         limits = {each: offset + available.get(each, 0) for each, offset in offsets.items()}
         wanted = {each: min(limit, offsets[each] + records_max) for each, limit in limits.items()}
         try:
@@ -364,6 +362,14 @@ class SourceTransactions:
                 self._reader.end(each)
             self._logs, self._ends = {}, {}
             raise
+        for topic in cut.unnamed - self._unnamed:
+            _log.warning(
+                "source.transactions_of_another_topic",
+                topic=topic,
+                advice="the ends of its transactions do not name its table, so its changes are not kept together with others: "
+                "take the transform that renames topics out of the connector",
+            )
+        self._unnamed |= cut.unnamed
         self._tell("" if cut.taken else cut.waits_for)
         return {each: ends[each] - offsets[each] for each in available}
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from framework.errors import ConfigError
 from ratchet import Pipeline, sqlite
 from spouts import OpaqueKafkaTransactionalSpout
+from spouts.codecs.debezium_transactions import change_order, transaction_end
 from spouts.kafka.partition_plan_entries import topic_and_number
 from spouts.kafka.planning import source_transactions
 from spouts.kafka.planning.lookahead_reader import Ahead
@@ -65,13 +66,20 @@ class FakeLogs:
 
 
 def change(transaction: str | None, order: int) -> bytes:
-    said = {"id": transaction, "total_order": 9, "data_collection_order": order} if transaction else None
+    said = (
+        {"id": f"{transaction}:{order + 50}", "total_order": 9, "data_collection_order": order} if transaction else None
+    )
     return json.dumps({"op": "c", "after": {"transaction": {"id": "no"}}, "transaction": said}).encode()
 
 
 def marker(status: str, transaction: str, counts: Mapping[str, int]) -> bytes:
     tables = [{"data_collection": table, "event_count": count} for table, count in counts.items()]
-    said = {"status": status, "id": transaction, "event_count": sum(counts.values()), "data_collections": tables}
+    said = {
+        "status": status,
+        "id": f"{transaction}:99",
+        "event_count": sum(counts.values()),
+        "data_collections": tables,
+    }
     return json.dumps({"schema": {"type": "struct"}, "payload": said}).encode()
 
 
@@ -79,7 +87,7 @@ def emitted(chance: random.Random, transactions: int) -> list[tuple[str, Entry]]
     """What a connector writes, in its order."""
     found: list[tuple[str, Entry]] = []
     for number in range(transactions):
-        name = f"{number}:{number * 10}"
+        name = str(number)
         found.append((ENDS, ("", marker("BEGIN", name, {}))))
         counts: dict[str, int] = {}
         for _ in range(chance.randint(0, 6)):
@@ -242,11 +250,27 @@ def test_a_topic_that_has_just_been_created_is_waited_for() -> None:
     assert shares_of(logs) == {"s.p.a/0": 1, ENDS: 1}
 
 
-def test_a_topic_with_another_name_than_its_table_is_refused() -> None:
+def test_changes_of_a_topic_with_another_name_than_its_table_are_planned_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A transform has renamed it, or somebody else writes to it: it stops no other topic."""
+    said: list[Any] = []
+    monkeypatch.setattr(
+        source_transactions._log, "warning", lambda event, **fields: said.append((event, fields["topic"]))
+    )
     logs = FakeLogs(whole("1", {"p.a": 1}))
     logs.logs[ENDS] = [("", marker("END", "1", {"p.renamed": 1}))]
-    with pytest.raises(ConfigError, match=r"topic s\.p\.a has changes of transaction 1, whose end names no table"):
-        shares_of(logs)
+    assert shares_of(logs) == {"s.p.a/0": 1, ENDS: 1}
+    assert said == [("source.transactions_of_another_topic", "s.p.a")]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"{", b'{"id":"7:9"}', b'{"id":1,"data_collection_order":1e999}', b"[" * 100_000, b'{"a":' * 100_000, b"\xff{"],
+)
+def test_other_json_belongs_to_no_transaction(said: bytes) -> None:
+    assert change_order(b'{"transaction":' + said) is None
+    assert transaction_end(said) is None
 
 
 def test_snapshots_and_topics_without_transactions_need_no_end() -> None:
