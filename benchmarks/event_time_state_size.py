@@ -198,10 +198,11 @@ def expected(operator: str, rows: int, numbers: Numbers) -> int:
 
 
 class Memory:
-    """Samples the resident memory of this process, in megabytes, until the block ends."""
+    """Samples the resident memory of this process, in megabytes, and its processor time, in seconds,
+    until the block ends."""
 
     def __init__(self) -> None:
-        self.samples: list[tuple[float, float]] = []
+        self.samples: list[tuple[float, float, float]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -216,11 +217,16 @@ class Memory:
     def _sample(self) -> None:
         while not self._ended.wait(0.25):
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.samples.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
+            self.samples.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6, time.process_time()))
 
     def between(self, first_s: float, last_s: float) -> int:
-        """The most in a stretch of time."""
-        return round(max((each for at, each in self.samples if first_s <= at <= last_s), default=0))
+        """The most memory in a stretch of time."""
+        return round(max((each for at, each, _ in self.samples if first_s <= at <= last_s), default=0))
+
+    def cpu_between(self, first_s: float, last_s: float) -> float:
+        """The processor time in a stretch of time."""
+        spent = [each for at, _, each in self.samples if first_s <= at <= last_s]
+        return round(spent[-1] - spent[0], 1) if spent else 0.0
 
 
 def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers) -> dict[str, Any]:
@@ -250,6 +256,7 @@ def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers
         return {
             "rows_open": rows,
             "at_once_s": round(times[-1] - times[-2], 1),
+            "at_once_cpu_s": memory.cpu_between(times[-2], times[-1]),
             "memory_mb": {
                 "before": memory.between(begun_s, times[-2]),
                 "at_once": memory.between(times[-2], times[-1]),
