@@ -198,8 +198,8 @@ def expected(operator: str, rows: int, numbers: Numbers) -> int:
 
 
 class Memory:
-    """Samples the resident memory of this process, in megabytes, and its processor time, in seconds,
-    until the block ends."""
+    """Samples the resident memory of this process, in megabytes, and its processor time, in
+    seconds, until the block ends."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, float, float]] = []

@@ -30,20 +30,20 @@ _IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _COMPRESS_FROM_BYTES = 4096
 
 
-class TemporaryFile:
+class SpillFile:
     """A file without a name, to which content is appended. ``what`` is in it, for messages."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._file: Any = None
-        self._end = 0
+        self.end = 0
 
     def append(self, content: bytes) -> int:
         """Returns the offset of the content. Raises ``RetryableError`` if the disk does not take
         it."""
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="ratchet-rows-", buffering=0)
+                self._file = tempfile.TemporaryFile(prefix="ratchet-rows-", buffering=0)  # noqa: SIM115 - __del__ closes it
             left = memoryview(content)
             while left:
                 left = left[self._file.write(left) :]
@@ -52,7 +52,7 @@ class TemporaryFile:
                 f"{self._what} than fit in memory, and {tempfile.gettempdir()} does not take them ({error}); free some space "
                 "there, or set TMPDIR to another folder"
             ) from error
-        start, self._end = self._end, self._end + len(content)
+        start, self.end = self.end, self.end + len(content)
         return start
 
     def read(self, offset: int, length: int) -> bytes:
@@ -72,7 +72,7 @@ class TemporaryFile:
 class SpilledBatch:
     """An encoded record batch in a temporary file."""
 
-    file: TemporaryFile
+    file: SpillFile
     offset: int
     length: int
 
@@ -91,11 +91,11 @@ class Spill:
     def __init__(self, what: str) -> None:
         self._what = what
         self._bytes = 0
-        self._file: TemporaryFile | None = None
+        self._file: SpillFile | None = None
 
     def keep(self, payload: Payload) -> Payload:
-        """The payload, or where it is in the file. Raises ``RetryableError`` if the disk is full.
-        """
+        """Returns the payload, or its place in the file. Raises ``RetryableError`` if the disk is
+        full."""
         if isinstance(payload, SpilledBatch):
             return payload
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
@@ -103,23 +103,25 @@ class Spill:
             self._bytes += size
             return payload
         if self._file is None:
-            self._file = TemporaryFile(self._what)
+            self._file = SpillFile(self._what)
         encoded = payload if isinstance(payload, bytes) else encode_batch(payload)
         return SpilledBatch(self._file, self._file.append(encoded), len(encoded))
 
 
 class RowBuffer:
     """Record batches in the order in which they were appended. Can be read several times, and
-    pickled. ``what``: as in ``Spill``."""
+    pickled. ``what``: as in ``Spill``. ``nbytes``: of the rows, as in Arrow."""
 
     def __init__(self, what: str, batches: Iterable[pa.RecordBatch] = ()) -> None:
-        self._what = what
+        self.what = what
+        self.nbytes = 0
         self._spill = Spill(what)
         self._kept: list[Payload] = []
         for each in batches:
             self.append(each)
 
     def append(self, batch: pa.RecordBatch) -> None:
+        self.nbytes += batch.nbytes
         self._kept.append(self._spill.keep(batch))
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -134,7 +136,7 @@ class RowBuffer:
         return any(isinstance(each, SpilledBatch) for each in self._kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowBuffer, (self._what, list(self))
+        return RowBuffer, (self.what, list(self))
 
 
 def encode_batch(batch: pa.RecordBatch) -> bytes:

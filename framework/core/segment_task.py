@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from framework.arrow_spill import decode_batch, encode_batch
 from framework.acking.ack_reports import LedgerPart, Roots
+from framework.arrow_spill import decode_batch, encode_batch
 from framework.core.bolt_task import BoltTask
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker
 from framework.core.component_task import ComponentTask

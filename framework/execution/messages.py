@@ -68,8 +68,8 @@ class Control(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows of one edge for one task: an Arrow batch or a place in a file inside a process, IPC bytes
-    between processes."""
+    """Rows of one edge for one task: an Arrow batch, or a place in a file, inside a process; IPC
+    bytes between processes."""
 
     edge: int
     target_task: int
