@@ -74,6 +74,8 @@ REPEATS = 10
 STEADY = 20
 #: At least so many transactions open the rows.
 FILLING = 5
+#: Longer than a transaction takes that closes everything.
+TIMEOUT_S = 7_200
 LEFT = Fields(id=int, at=int, one=int)
 WINDOW = 1_000
 POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
@@ -237,7 +239,8 @@ def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers
     executor = LocalExecutor(plan_execution(built), {})
     committed: dict[int, float] = {}
     begun_s = time.monotonic()
-    with Memory() as memory, submit(built, {}, store=MemoryStore(), executor=executor) as run:
+    conf = {"topology.message.timeout.secs": TIMEOUT_S}
+    with Memory() as memory, submit(built, conf, store=MemoryStore(), executor=executor) as run:
         wanted = -(-total // take)
         while len(committed) < wanted:
             with contextlib.suppress(TimeoutError):

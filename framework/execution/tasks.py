@@ -274,9 +274,13 @@ class _Runner:
             for (index, task), combiner in self._combiners.items():
                 edge = self.task.topology.plan.edges[index]
                 with self.guarded(edge.target):
-                    combined = combiner.finish() if combiner is not None else None
-                if combined is not None and combined.num_rows:
-                    self._send(edge, combined, task)
+                    parts = iter(combiner.finish_parts() if combiner is not None else ())
+                    combined = next(parts, None)
+                while combined is not None:
+                    if combined.num_rows:
+                        self._send(edge, combined, task)
+                    with self.guarded(edge.target):
+                        combined = next(parts, None)
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:

@@ -9,9 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.arrow_spill import Payload, RowBuffer, Spill, decode_batch
-from framework.topology.groupings import split_by_target
-from framework.topology.hashing import hash_rows
+from framework.arrow_spill import RowBuffer
+from sinks.key_parts import KeyParts
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,
@@ -33,8 +32,6 @@ Truths = np.ndarray[Any, np.dtype[np.bool_]]
 DELETED = "_ratchet_deleted"
 #: The column with the names of the columns that a change leaves out, because they are as they were.
 UNCHANGED = "_ratchet_unchanged"
-#: About the bytes of the rows that are reduced together, if they are divided.
-PART_BYTES = 16 << 20
 #: The position of a deletion, or of another change, that the source does not tell.
 _UNKNOWN, _ABOVE_ALL = -1, 2**63 - 1
 
@@ -48,23 +45,14 @@ def rounds_of(rows: RowBuffer, changes: Changes) -> Iterable[pa.Table]:
 
 
 class _RoundsByParts:
-    """The rounds of parts of the rows. A key is in one part, and each part in its order."""
+    """The rounds of one part of the rows after the other."""
 
     def __init__(self, rows: RowBuffer, changes: Changes) -> None:
-        self._changes = changes
-        parts = rows.nbytes // PART_BYTES + 1
-        spill = Spill(rows.what)
-        self._parts: list[list[Payload]] = [[] for _ in range(parts)]
-        for batch in rows:
-            # Other bits than those by which the rows were divided among tasks.
-            hashes = hash_rows([batch.column(name) for name in changes.key]) >> np.uint64(32)
-            for part, its in split_by_target(batch, (hashes % np.uint64(parts)).astype(np.int64), parts):
-                self._parts[part].append(spill.keep(its))
+        self._parts, self._changes = KeyParts(rows, changes.key), changes
 
     def __iter__(self) -> Iterator[pa.Table]:
         for part in self._parts:
-            if part:
-                yield from reduced(pa.Table.from_batches(map(decode_batch, part)), self._changes)
+            yield from reduced(pa.Table.from_batches(part), self._changes)
 
 
 def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:

@@ -26,8 +26,19 @@ from framework import (
 )
 from framework.arrow_spill import RowBuffer
 from framework.transactions import MemoryStore
-from sinks import AppendCommitter, ParquetTable, SqliteTable, UpsertCommitter
-from sinks.rows import reduction, transactional_table
+from sinks import (
+    AppendCommitter,
+    Count,
+    OpaqueMapState,
+    ParquetTable,
+    SqliteBackend,
+    SqliteTable,
+    StateCommitter,
+    UpsertCommitter,
+    key_parts,
+    state_committer,
+)
+from sinks.rows import transactional_table
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.runners import SPREAD_ONLY, start
 from tests.kit.waiting import PATIENCE_S
@@ -111,6 +122,10 @@ def falling(folder: Path, memory: int) -> Topology:
     builder.set_bolt("newest", newest, 2).fields_grouping("halved", Fields("id"))
     rows = AppendCommitter(SqliteTable(folder / "rows.db", "appended"))
     builder.set_bolt("rows", rows).global_grouping("falling")
+    counts = StateCommitter(OpaqueMapState(SqliteBackend(folder / "rows.db", "counts")), ["id"], {"n": Count()})
+    builder.set_bolt("counts", counts, 2).fields_grouping("halved", Fields("id"))
+    values = AppendCommitter(SqliteTable(folder / "rows.db", "counted"))
+    builder.set_bolt("values", values).global_grouping("counts")
     files = AppendCommitter(ParquetTable(folder / "files", target_bytes=4_000))
     builder.set_bolt("files", files, 2).fields_grouping("falling", Fields("id")).fields_grouping("halved", Fields("id"))
     return builder.build()
@@ -119,8 +134,9 @@ def falling(folder: Path, memory: int) -> Topology:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rows are written by small parts, in this process."""
-    monkeypatch.setattr(reduction, "PART_BYTES", 1_000)
+    monkeypatch.setattr(key_parts, "PART_BYTES", 1_000)
     monkeypatch.setattr(transactional_table, "LOADED_BYTES", 1_000)
+    monkeypatch.setattr(state_committer, "GROUPED_AT_ROWS", 70)
     monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", arrow_spill.MEMORY_BYTES)
     yield
 
@@ -129,7 +145,10 @@ def check(folder: Path) -> None:
     with sqlite3.connect(folder / "rows.db") as connection:
         assert [each for (each,) in connection.execute("SELECT id FROM appended ORDER BY id")] == SENT
         newest = [each for (each,) in connection.execute("SELECT id FROM newest ORDER BY id")]
+        counted = connection.execute("SELECT id, n FROM counted ORDER BY id").fetchall()
+        assert counted == connection.execute("SELECT id, n FROM counts_live ORDER BY id").fetchall()
     assert newest == SENT[: len(SENT) // 2]
+    assert counted == [(each, 2) for each in newest]
     in_files = sorted(pq.read_table(folder / "files").column("id").to_pylist())
     assert in_files == sorted([*SENT, *(each // 2 for each in SENT)])
 
