@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, arrow_spill, tumbling
 from framework.transactions import ZooKeeperStore, committed_txid
 from integration import EmbeddedServers, PostgresServer
+from integration.folder_permissions import open_folder
 from sinks import (
     AppendCommitter,
     Count,
@@ -144,11 +145,12 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, *, workers: i
     """Kill what ``order`` says: kinds of ``kill_often``, or "postgres"."""
     with (
         EmbeddedServers(folder / "servers") as servers,
-        PostgresServer(folder / "postgres") as postgres,
+        open_folder() as place,
+        PostgresServer(place / "postgres") as postgres,
         closing(ZooKeeperStore(servers.zookeeper, "/ratchet")) as coordination,
     ):
         Topics(servers.bootstrap_servers).create(f"{TOPIC}-closed", 2)
-        app = {"app.name": TOPIC, "app.dsn": postgres.dsn, "app.records": 150, "app.lag": LAG}
+        app = {"app.name": TOPIC, "app.dsn": postgres.dsn, "app.records": 400, "app.lag": LAG}
         seen = kill_often(
             folder,
             "tests.kit.closed_windows:topology",
@@ -158,12 +160,13 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, *, workers: i
                 "transactional.zookeeper.session.timeout.secs": 2,
                 "topology.max.spout.pending": 4,
                 "topology.max.attempts": 1_000,
+                "topology.message.timeout.secs": 40,
                 **settings,
             },
             order,
             lambda: committed_txid(coordination, TOPIC),
             servers,
-            per_second=60,
+            per_second=40,
             more={"postgres": lambda: restarted(postgres)},
             record=click,
             workers=workers,
