@@ -74,6 +74,8 @@ REPEATS = 10
 STEADY = 20
 #: At least so many transactions open the rows.
 FILLING = 5
+#: Longer than a transaction takes that closes everything.
+TIMEOUT_S = 7_200
 LEFT = Fields(id=int, at=int, one=int)
 WINDOW = 1_000
 POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
@@ -198,10 +200,11 @@ def expected(operator: str, rows: int, numbers: Numbers) -> int:
 
 
 class Memory:
-    """Samples the resident memory of this process, in megabytes, until the block ends."""
+    """Samples the resident memory of this process, in megabytes, and its processor time, in
+    seconds, until the block ends."""
 
     def __init__(self) -> None:
-        self.samples: list[tuple[float, float]] = []
+        self.samples: list[tuple[float, float, float]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -216,11 +219,16 @@ class Memory:
     def _sample(self) -> None:
         while not self._ended.wait(0.25):
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.samples.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
+            self.samples.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6, time.process_time()))
 
     def between(self, first_s: float, last_s: float) -> int:
-        """The most in a stretch of time."""
-        return round(max((each for at, each in self.samples if first_s <= at <= last_s), default=0))
+        """The most memory in a stretch of time."""
+        return round(max((each for at, each, _ in self.samples if first_s <= at <= last_s), default=0))
+
+    def cpu_between(self, first_s: float, last_s: float) -> float:
+        """The processor time in a stretch of time."""
+        spent = [each for at, _, each in self.samples if first_s <= at <= last_s]
+        return round(spent[-1] - spent[0], 1) if spent else 0.0
 
 
 def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers) -> dict[str, Any]:
@@ -231,7 +239,8 @@ def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers
     executor = LocalExecutor(plan_execution(built), {})
     committed: dict[int, float] = {}
     begun_s = time.monotonic()
-    with Memory() as memory, submit(built, {}, store=MemoryStore(), executor=executor) as run:
+    conf = {"topology.message.timeout.secs": TIMEOUT_S}
+    with Memory() as memory, submit(built, conf, store=MemoryStore(), executor=executor) as run:
         wanted = -(-total // take)
         while len(committed) < wanted:
             with contextlib.suppress(TimeoutError):
@@ -250,6 +259,7 @@ def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers
         return {
             "rows_open": rows,
             "at_once_s": round(times[-1] - times[-2], 1),
+            "at_once_cpu_s": memory.cpu_between(times[-2], times[-1]),
             "memory_mb": {
                 "before": memory.between(begun_s, times[-2]),
                 "at_once": memory.between(times[-2], times[-1]),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from framework.arrow_spill import RowBuffer
 from framework.errors import TopologyError
 from framework.topology import (
     Bolt,
@@ -21,7 +22,7 @@ from sinks.rows.transactional_table import RowTable
 from sinks.table_committer import TableCommitter
 
 
-class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
+class AppendCommitter(TableCommitter[Table, RowBuffer]):
     """Appends its input to a table, exactly once: a ``SqliteTable``, ``PostgresTable`` or
     ``MySqlTable``, or a ``ParquetTable`` or ``DeltaLakeTable``.
 
@@ -70,6 +71,9 @@ class AppendCommitter(TableCommitter[Table, pa.RecordBatch]):
 
     def recounting(self, folder: Path) -> Bolt:
         return self.substitute(folder)
+
+    def _no_rows(self) -> RowBuffer:
+        return RowBuffer(f"{self.table.location}: more rows come")
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = batch.select(list(self._fields.names)).cast(self.table.schema)

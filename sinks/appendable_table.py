@@ -39,4 +39,5 @@ class Table(FencedState):
 
     @abstractmethod
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        """Write the rows of one task. Called in the task, in the commit phase, once per attempt."""
+        """Write the rows of one task. Called in the task, in the commit phase, once per attempt.
+        The batches may be read several times."""

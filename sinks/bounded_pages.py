@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import TypeVar
+
+import pyarrow as pa
 
 #: Keys or rows in one page.
 PAGE_KEYS = 5_000
@@ -15,6 +19,13 @@ def pages_of(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Lists of up to ``size`` items, in their order."""
     iterator = iter(items)
     while page := list(itertools.islice(iterator, size)):
+        yield page
+
+
+def pages_by_bytes(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[list[pa.RecordBatch]]:
+    """Lists of record batches, in their order. Together, those of a list are at most
+    ``bytes_max``, unless there is only one."""
+    for page, _ in pages_within(batches, sys.maxsize, bytes_max, attrgetter("nbytes")):
         yield page
 
 

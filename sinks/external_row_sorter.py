@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import heapq
 import pickle
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from operator import attrgetter, itemgetter
-from typing import IO, Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from framework.errors import RetryableError
+from framework.arrow_spill import SpillFile
 from sinks.backend import Key, Row
 from sinks.bounded_pages import pages_of, pages_within
 
@@ -80,20 +78,12 @@ class DueRows:
     canonical form."""
 
     def __init__(self, location: str, restored: Callable[[Key, Row], tuple[Key, Row]]) -> None:
-        self._location, self._restored = location, restored
+        self._restored = restored
         self._rows: list[Due] = []
         self._bytes = 0
-        self._file: IO[bytes] | None = None
+        self._file = SpillFile(f"{location}: more rows fall due")
         #: Where the runs begin and end in the file, by their level: how often they were merged.
         self._runs: list[list[tuple[int, int]]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
 
     def add(self, due: Due) -> None:
         self._rows.append(due)
@@ -124,29 +114,19 @@ class DueRows:
 
     def _written(self, rows: Iterable[Due]) -> tuple[int, int]:
         """Append a run of sorted rows to the file. Returns where it is."""
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="ratchet-due-")  # noqa: SIM115 - __exit__ closes it
-            end = start = self._file.seek(0, 2)
-            for chunk, _ in pages_within(rows, CHUNK_ROWS, _CHUNK_BYTES, attrgetter("size")):
-                packed = pickle.dumps([tuple(each) for each in chunk], pickle.HIGHEST_PROTOCOL)
-                self._file.seek(end)
-                end += self._file.write(len(packed).to_bytes(_LENGTH_BYTES) + packed)
-            self._file.flush()
-        except OSError as error:
-            raise RetryableError(
-                f"{self._location}: more rows fall due than fit in memory, and {tempfile.gettempdir()} does not take them "
-                f"({error}); free some space there, or set TMPDIR to another folder"
-            ) from error
-        return start, end
+        start = self._file.end
+        for chunk, _ in pages_within(rows, CHUNK_ROWS, _CHUNK_BYTES, attrgetter("size")):
+            packed = pickle.dumps([tuple(each) for each in chunk], pickle.HIGHEST_PROTOCOL)
+            self._file.append(len(packed).to_bytes(_LENGTH_BYTES) + packed)
+        return start, self._file.end
 
     def _run(self, place: tuple[int, int]) -> Iterator[Due]:
         at, end = place
-        while self._file is not None and at < end:
-            self._file.seek(at)
-            length = int.from_bytes(self._file.read(_LENGTH_BYTES))
+        while at < end:
+            length = int.from_bytes(self._file.read(at, _LENGTH_BYTES))
+            packed = self._file.read(at + _LENGTH_BYTES, length)
             at += _LENGTH_BYTES + length
-            for order, key, row, size in pickle.loads(self._file.read(length)):
+            for order, key, row, size in pickle.loads(packed):
                 yield Due(order, *self._restored(key, row), size)
 
 

@@ -3,13 +3,14 @@ into a state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.arrow_spill import RowBuffer
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import (
     ArrowBolt,
@@ -28,6 +29,7 @@ from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
 from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
+from sinks.key_parts import KeyParts
 from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
@@ -79,8 +81,8 @@ class StateCommitter(ArrowBolt, Committer):
     globally, or by fields that are part of the key. Rows are folded before the shuffle, so that
     each sending task sends one row per key.
 
-    In the commit phase each task merges its whole batch in one round trip, and emits each key with
-    its new values.
+    In the commit phase each task merges its whole batch in one round trip, or if it is large, in
+    parts with different keys. It emits each key with its new values.
 
     ::
 
@@ -172,17 +174,29 @@ class StateCommitter(ArrowBolt, Committer):
         return type(self) is StateCommitter and self.state.commits_in_one_step
 
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
-        deltas = self._prepared().finish()
-        if self._attempt is None:
+        fold = self._prepared()
+        attempt = self._attempt
+        if fold.is_large and attempt is not None and attempt.fence is not None and not attempt.is_one_step:
+            return self._commit_parts(fold, attempt)
+        deltas = fold.finish()
+        if attempt is None:
             return []
         if deltas is None:
-            self.state.commit_unchanged(self._attempt)
+            self.state.commit_unchanged(attempt)
             return []
+        return self._applied(attempt, deltas)
+
+    def _commit_parts(self, fold: Fold, attempt: TransactionAttempt) -> Iterator[pa.RecordBatch]:
+        """Commit in several steps of the store, each for other keys (ADR 124)."""
+        for deltas in fold.finish_parts():
+            for first in range(0, deltas.num_rows, GROUPED_AT_ROWS):
+                yield from self._applied(attempt, deltas.slice(first, GROUPED_AT_ROWS))
+
+    def _applied(self, attempt: TransactionAttempt, deltas: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Merge folded rows into the state. Returns the new values, if any bolt wants them."""
         subscribed = getattr(self._collector, "subscribed", None)
         want_values = subscribed() if subscribed is not None else True
-        values = self.state.apply(
-            self._attempt, pa.Table.from_batches([deltas]), self.aggregates, want_values=want_values
-        )
+        values = self.state.apply(attempt, pa.Table.from_batches([deltas]), self.aggregates, want_values=want_values)
         return values.combine_chunks().to_batches() if values is not None and want_values else []
 
     def _schema(self) -> pa.Schema:
@@ -217,7 +231,7 @@ class Fold(Combiner):
         self._partial_input = partial_input
         self._rows: list[pa.RecordBatch] = []
         self._row_count = 0
-        self._partials: list[pa.RecordBatch] = []
+        self._partials = self._no_rows()
 
     def __getstate__(self) -> dict[str, Any]:
         self._compact()  # a committer is pickled between the phases: keep only one row per key
@@ -231,16 +245,32 @@ class Fold(Combiner):
 
     def restore(self, partials: pa.RecordBatch) -> None:
         """Restore from the result of ``finish``."""
-        self._partials = [partials]
+        self._partials = self._no_rows([partials])
+
+    @property
+    def is_large(self) -> bool:
+        """Whether partial results wait in a file, and are not merged yet."""
+        return len(self._partials) > 1 and self._partials.spilled
 
     def finish(self) -> pa.RecordBatch | None:
         self._compact()
-        return self._partials[0] if self._partials else None
+        return next(iter(self._partials), None)
+
+    def finish_parts(self) -> Iterable[pa.RecordBatch]:
+        """As ``finish``; if the fold is large, in parts with different keys, of which one is in
+        memory."""
+        if not self.is_large:
+            return super().finish_parts()
+        self._group()
+        return map(self._merged, KeyParts(self._partials, self._key))
+
+    def _no_rows(self, partials: Iterable[pa.RecordBatch] = ()) -> RowBuffer:
+        return RowBuffer(f"{self._component_id}: more keys come", partials)
 
     def _compact(self) -> None:
         self._group()
         if len(self._partials) > 1:
-            self._partials = [self._merged(self._partials)]
+            self._partials = self._no_rows([self._merged(self._partials)])
 
     def _group(self) -> None:
         rows, self._rows, self._row_count = self._rows, [], 0
@@ -256,7 +286,7 @@ class Fold(Combiner):
         check_no_null_key(self._component_id, self._key, table)
         return self._grouped(table, {name: each.field for name, each in self._aggregates.items()}, partial=False)
 
-    def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _merged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         """Merge partial results to fewer partial results."""
         table = pa.Table.from_batches(batches)
         return self._grouped(table, {name: name for name in self._aggregates}, partial=True)

@@ -160,16 +160,16 @@ class MapState(KeyedState, RebuildableState):
         # A first attempt has no writes of its own to find. A copy numbers all attempts 0.
         found = self.backend.due(column, after, upto, txid=txid if commit.stamp.attempt_id != 1 else None)
         sized = ((key, row, due_size(key, row)) for key, row in found)
-        with DueRows(self.location, self._restored) as rows:
-            for part, _ in pages_within(sized, PAGE_KEYS, PAGE_BYTES, itemgetter(2)):
-                for (key, row, size), own in zip(part, mine([key for key, *_ in part]), strict=True):
-                    value = self._base(row, txid) if own else None
-                    if value is not None and after < (at := held(key, value)) <= upto:
-                        refuse_newer(self.location, key, row, commit)
-                        rows.add(Due(order(at, key), key, row, size))
-            for page in rows.pages():
-                commit.found.update((each.key, each.row) for each in page)
-                yield [(key, value) for _, key, row, _ in page if (value := self._base(row, txid)) is not None]
+        rows = DueRows(self.location, self._restored)
+        for part, _ in pages_within(sized, PAGE_KEYS, PAGE_BYTES, itemgetter(2)):
+            for (key, row, size), own in zip(part, mine([key for key, *_ in part]), strict=True):
+                value = self._base(row, txid) if own else None
+                if value is not None and after < (at := held(key, value)) <= upto:
+                    refuse_newer(self.location, key, row, commit)
+                    rows.add(Due(order(at, key), key, row, size))
+        for page in rows.pages():
+            commit.found.update((each.key, each.row) for each in page)
+            yield [(key, value) for _, key, row, _ in page if (value := self._base(row, txid)) is not None]
 
     def write(self) -> None:
         """Write the updates so far, by one step under the header, and forget what was read, so that

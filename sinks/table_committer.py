@@ -21,6 +21,7 @@ from framework.topology.bolts import OnBadRecord
 from sinks.appendable_table import Table
 
 T = TypeVar("T", bound=Table)
+#: A committer's rows of a batch.
 Rows = TypeVar("Rows")
 
 
@@ -35,7 +36,7 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         self.table = table
         self.on_bad_record = on_bad_record
         self._columns = tuple(columns) if columns is not None else None
-        self._batches: list[Rows] = []
+        self._batches = self._no_rows()
         self._attempt: TransactionAttempt | None = None
 
     def keep_for_commit(self) -> bytes:
@@ -47,6 +48,10 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
 
     def commits_in_one_step(self) -> bool:
         return self.table.commits_in_one_step
+
+    @abstractmethod
+    def _no_rows(self) -> Rows:
+        """Room for the rows of a batch."""
 
     @abstractmethod
     def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:
@@ -70,4 +75,4 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         batch_id: TransactionAttempt,
     ) -> None:
         self._attempt = batch_id
-        self._batches = []
+        self._batches = self._no_rows()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from framework.acking.ack_reports import LedgerPart, Roots
+from framework.arrow_spill import decode_batch, encode_batch
 from framework.core.bolt_task import BoltTask
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker
 from framework.core.component_task import ComponentTask
@@ -21,7 +22,7 @@ from framework.core.spout_task import Origins, SpoutTask
 from framework.core.stateful_bolt_task import Follows, StatefulBoltTask
 from framework.errors import InvariantViolation
 from framework.execution.failures import users_errors
-from framework.execution.messages import Piece, decode_batch, encode_batch
+from framework.execution.messages import Piece
 from framework.execution.plan import Edge, Phase, Segment
 from framework.execution.tasks import PlannedTopology, arrival
 from framework.topology import StateProvider

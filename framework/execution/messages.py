@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple, Union
 
-import pyarrow as pa
-
+from framework.arrow_spill import Payload
 from framework.execution.failures import TaskFailure
 from framework.execution.plan import Phase
 from framework.topology.attempt import TransactionAttempt
@@ -69,15 +68,15 @@ class Control(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows of one edge for one task: an Arrow batch inside a process, IPC bytes between
-    processes."""
+    """Rows of one edge for one task: an Arrow batch, or a place in a file, inside a process; IPC
+    bytes between processes."""
 
     edge: int
     target_task: int
     source_task: int
     sequence: int
     rows: int
-    payload: bytes | pa.RecordBatch
+    payload: Payload
 
 
 class CommitterState(NamedTuple):
@@ -95,7 +94,7 @@ class FrameRows(NamedTuple):
 
     component_id: str
     edge: int
-    payload: bytes | pa.RecordBatch
+    payload: Payload
 
 
 class FrameOutput(NamedTuple):
@@ -104,7 +103,7 @@ class FrameOutput(NamedTuple):
 
     component_id: str
     order: tuple[int, int]
-    payload: bytes | pa.RecordBatch
+    payload: Payload
 
 
 Record = Union[Seed, Control, Piece, CommitterState, FrameRows, FrameOutput]
@@ -134,26 +133,3 @@ class TaskReport:
     spent_s: dict[str, float] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
     lookups: dict[str, LookupCounts] = field(default_factory=dict)
-
-
-_IPC_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-#: Below this size, compression costs more than it saves.
-_COMPRESS_FROM_BYTES = 4096
-
-
-def encode_batch(batch: pa.RecordBatch) -> bytes:
-    """Encode one record batch with its schema as an Arrow IPC stream, compressed if that saves more
-    than it costs."""
-    sink = pa.BufferOutputStream()
-    options = _IPC_OPTIONS if batch.nbytes >= _COMPRESS_FROM_BYTES else None
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
-
-
-def decode_batch(payload: bytes | pa.RecordBatch) -> pa.RecordBatch:
-    if isinstance(payload, pa.RecordBatch):
-        return payload
-    with pa.ipc.open_stream(payload) as reader:
-        return reader.read_next_batch()

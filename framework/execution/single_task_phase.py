@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import pyarrow as pa
 
+from framework.arrow_spill import decode_batch
 from framework.errors import InvariantViolation
 from framework.execution.level_walk import walk
 from framework.execution.messages import (
@@ -18,7 +19,6 @@ from framework.execution.messages import (
     Record,
     Seed,
     TaskReport,
-    decode_batch,
 )
 from framework.execution.plan import Phase
 from framework.execution.tasks import Addressed, PlannedTopology, run_level

@@ -19,7 +19,8 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from framework.errors import InvariantViolation, TopologyError
+from framework.arrow_spill import Payload, Spill, SpilledBatch, decode_batch, encode_batch
+from framework.errors import InvariantViolation, RetryableError, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.execution.failures import FailureKind, TaskFailure, users_errors
 from framework.execution.messages import (
@@ -32,8 +33,6 @@ from framework.execution.messages import (
     Record,
     Seed,
     TaskReport,
-    decode_batch,
-    encode_batch,
 )
 from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
@@ -122,13 +121,16 @@ class _UserCodeFailed(Exception):
 
 
 class _Outbox:
-    """Collects a task's output, as pieces per edge and target task, and counts the rows."""
+    """Collects a task's output, as pieces per edge and target task, and counts the rows. In the
+    commit phase, rows that are many wait in a file: the rows of one transaction may fall due by
+    millions (ADR 124)."""
 
     def __init__(self, level: _LevelTask) -> None:
         self._level = level
         self.records: list[Addressed] = []
         self.rows: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # next partition -> edge -> rows
         self._sequence = 0
+        self._spill = Spill(f"{level.report.name}: more rows are emitted") if level.phase is Phase.COMMIT else None
 
     def send(self, edge: Edge, source_task: int, batch: pa.RecordBatch, task: int | None) -> None:
         level = self._level
@@ -149,6 +151,8 @@ class _Outbox:
         """Address a piece to its target task if that is in the next level, otherwise to the task of
         the next level that forwards it."""
         partition, arrives = self._level.next_partition(piece)
+        if self._spill is not None:
+            piece = _kept(self._spill, piece, self._level.partition)
         self.records.append((partition, piece))
         if arrives:
             self.rows[partition][piece.edge] += piece.rows
@@ -270,9 +274,13 @@ class _Runner:
             for (index, task), combiner in self._combiners.items():
                 edge = self.task.topology.plan.edges[index]
                 with self.guarded(edge.target):
-                    combined = combiner.finish() if combiner is not None else None
-                if combined is not None and combined.num_rows:
-                    self._send(edge, combined, task)
+                    parts = iter(combiner.finish_parts() if combiner is not None else ())
+                    combined = next(parts, None)
+                while combined is not None:
+                    if combined.num_rows:
+                        self._send(edge, combined, task)
+                    with self.guarded(edge.target):
+                        combined = next(parts, None)
         self._combiners.clear()
 
     def freeze(self) -> CommitterState:
@@ -406,9 +414,17 @@ class _LevelTask:
         bolt = target.template if target.factory is None else self.topology.instance(target)
         return bolt.combiner() if isinstance(bolt, Bolt) else None
 
-    def packed(self, payload: bytes | pa.RecordBatch) -> bytes | pa.RecordBatch:
-        """Rows in the form in which they leave this task: as bytes if they leave the process."""
-        return encode_batch(payload) if self.encode and not isinstance(payload, bytes) else payload
+    def packed(self, payload: Payload) -> Payload:
+        """Rows in the form in which they leave this task: encoded if they leave the process."""
+        return encode_batch(payload) if self.encode and isinstance(payload, pa.RecordBatch) else payload
+
+    def leaving(self) -> Iterator[Addressed]:
+        """The records that leave this task."""
+        for partition, record in self.outbox.records:
+            if self.encode and isinstance(record, (Piece, FrameRows)) and isinstance(record.payload, SpilledBatch):
+                yield partition, record._replace(payload=record.payload.read())
+            else:
+                yield partition, record
 
     def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
         """Count this task's rows for a DataFrame bolt and pass them on. Spark SQL takes them
@@ -448,7 +464,10 @@ class _LevelTask:
             self.runners[segment.components[0]].read(seed)
         for piece in sorted(pieces, key=arrival):
             edge = plan.edges[piece.edge]
-            self.runners[edge.target].execute(edge, self._fields_of[piece.edge], decode_batch(piece.payload))
+            runner = self.runners[edge.target]
+            with runner.guarded():
+                batch = decode_batch(piece.payload)
+            runner.execute(edge, self._fields_of[piece.edge], batch)
         for component_id, runner in self.runners.items():
             held = self.phase is Phase.PROCESSING and component_id in plan.commit_roots
             if not held:
@@ -494,6 +513,8 @@ def run_level(
     that a committer emitted in ``execute`` to bolts fused to it, for use in the commit phase (C31).
     """
     controls: list[Control] = []
+    arrivals = Spill(f"{phase.value} level {level} partition {partition}: more rows arrive")
+    failure: TaskFailure | None = None
     pieces: list[Piece] = []
     passing: list[Record] = []
     states: list[CommitterState] = []
@@ -518,6 +539,11 @@ def run_level(
             case Piece():
                 edge = plan.edges[record.edge]
                 here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
+                if phase is Phase.COMMIT and failure is None and isinstance(record.payload, bytes):
+                    try:
+                        record = _kept(arrivals, record, partition)
+                    except _UserCodeFailed as full:
+                        failure = full.failure
                 (pieces if here else passing).append(record)
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
@@ -531,7 +557,7 @@ def run_level(
         encode=encode,
         cancelled=cancelled,
     )
-    failure = _upstream_failure(controls)
+    failure = failure or _upstream_failure(controls)
     if failure is None and seed is None and not first_of_commit:
         failure = _miscounted(controls, pieces, level=level, partition=partition)
     try:
@@ -573,10 +599,19 @@ def run_level(
     task.report.spent_s = dict(task.watch.spent_s)
     report(task.report)
     if failure is None:
-        yield from task.outbox.records
+        yield from task.leaving()
     else:
         task.outbox.rows.clear()
     yield from task.controls(failure)
+
+
+def _kept(spill: Spill, piece: Piece, partition: int) -> Piece:
+    """The piece with its rows in memory or in a file. Raises ``_UserCodeFailed`` if the disk does
+    not take them."""
+    try:
+        return piece._replace(payload=spill.keep(piece.payload))
+    except RetryableError as error:
+        raise _UserCodeFailed(TaskFailure.of(error, "exchange", partition)) from error
 
 
 def arrival(piece: Piece) -> tuple[int, int, int]:

@@ -132,6 +132,11 @@ class Combiner(ABC):
         """Return the folded rows, in the schema that the bolt's ``execute_arrow`` takes, or None
         when nothing was added."""
 
+    def finish_parts(self) -> Iterable[pa.RecordBatch]:
+        """Return the rows of ``finish``. A combiner of many rows may return them in parts."""
+        folded = self.finish()
+        return [folded] if folded is not None else []
+
 
 class LookupCounts(NamedTuple):
     """The lookups of one function in a task and transaction.

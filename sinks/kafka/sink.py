@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.arrow_spill import RowBuffer
 from framework.clients.kafka_settings import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, ConfigError, RetryableError, TopologyError
 from framework.observe.logs import get_logger
@@ -133,7 +134,7 @@ class KafkaSink(ArrowBolt, Committer):
         self._fields: Fields | None = None
         self._merged: KafkaSettings | None = None
         self._conf: Mapping[str, Any] = {}
-        self._batches: list[pa.RecordBatch] = []
+        self._batches = self._no_records()
         self._attempt: TransactionAttempt | None = None
         self._context: TopologyContext | None = None
 
@@ -230,7 +231,7 @@ class KafkaSink(ArrowBolt, Committer):
     ) -> None:
         self._attempt, self._context, self._conf = batch_id, context, conf
         self._merged = self._settings.with_conf(conf)
-        self._batches = []
+        self._batches = self._no_records()
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         """Make the records, so that bad ones are found before the commit is opened."""
@@ -260,6 +261,9 @@ class KafkaSink(ArrowBolt, Committer):
         except RetryableError:
             writers.catalog(merged).forget()  # a topic may have been deleted
             raise
+
+    def _no_records(self) -> RowBuffer:
+        return RowBuffer(f"{self._route}: more records come")
 
     def _parts(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """The columns of the records that need no request to the brokers: one for each part of a
@@ -301,7 +305,7 @@ class KafkaSink(ArrowBolt, Committer):
             )
         self._route.admit(topics, writers.catalog, merged, self._conf)
 
-    def _topics(self, batches: Sequence[pa.RecordBatch]) -> list[str]:
+    def _topics(self, batches: Iterable[pa.RecordBatch]) -> list[str]:
         """The topics of these records, each once."""
         if self._route.field is None:
             return [*self._route.topics]
@@ -335,7 +339,7 @@ class _TableForTopic(AppendCommitter):
 class _Records:
     """The records of a batch. Can be iterated several times."""
 
-    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = batches
 
     def __iter__(self) -> Iterator[KafkaRecord]:

@@ -65,6 +65,7 @@ from framework.topology import (
 from framework.topology.canonical_form import comparable, python_values
 from framework.topology.python_datetime_range import outside_python
 from sinks.appendable_table import Table
+from sinks.bounded_pages import pages_by_bytes
 from sinks.lake.folder_documents import (
     HeaderChain,
     check_data_file,
@@ -270,33 +271,35 @@ class FileTable(Table, InspectableState):
             )
         header = self.read_header()
         check_granted(header, attempt, self.location)
-        table = pa.Table.from_batches(batches, schema=self.schema)
-        for each in table.to_batches():
-            self.check_rows(each)
         writer = fence.writer.replace(":", "-")
         # another try of this task may still be writing when the driver publishes
         tried = uuid.uuid4().hex[:8]
         name = f"part-{attempt.txid}-{fence.epoch}-{attempt.attempt_id}-{writer}-{tried}"
         pending = self._pending(header)
         make_folder(pending)
-        files = self.write_files(table, name, pending)
+        names = numbered(name)
+        files: list[DataFile] = []
+        for page in pages_by_bytes(batches, self.target_bytes):
+            for each in page:
+                self.check_rows(each)
+            table = pa.Table.from_batches(page, schema=self.schema)
+            files += self.write_files(table, names, pending)
         overwrite(pending / f"{writer}.json", {"files": [each.entry() for each in files]})
 
-    def write_files(self, table: pa.Table, name: str, folder: Path) -> list[DataFile]:
-        """Write rows into new, unpublished files whose names begin with ``name``, in ``folder`` or
-        in the folders of their partitions, as ``place`` says."""
+    def write_files(self, table: pa.Table, names: Iterator[str], folder: Path) -> list[DataFile]:
+        """Write rows into new, unpublished files of these names, in ``folder`` or in the folders of
+        their partitions, as ``place`` says."""
         if table.num_rows == 0:
             return []
         row_bytes = max(table.nbytes / table.num_rows, 1.0)
         rows_max = max(int(self.target_bytes / row_bytes), 1)
-        numbers = itertools.count()  # names are unique without folders: some file systems ignore case
         written: list[DataFile] = []
         folders: set[Path] = set()
         with named_errors(self.path):
             try:
                 for partition, rows in split(table, self.partition_by):
                     for first in range(0, rows.num_rows, rows_max):
-                        path, where = self.place(f"{name}-{next(numbers)}", partition, folder)
+                        path, where = self.place(next(names), partition, folder)
                         folders.update(each for each in path.parents if each.is_relative_to(self.path))
                         piece = rows.slice(first, rows_max)
                         pq.write_table(piece, path)
@@ -633,6 +636,11 @@ def may_be_open(path: str, done: int) -> bool:
     be replayed too, if its driver died before it recorded the end."""
     found = _NAME_OF_ATTEMPT.match(Path(path).name)
     return found is not None and int(found["txid"]) >= done
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Names of files. They are unique without their folders: some file systems ignore case."""
+    return (f"{name}-{number}" for number in itertools.count())
 
 
 def _text_of(schema: pa.Schema) -> str:

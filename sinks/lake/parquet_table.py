@@ -53,7 +53,7 @@ from framework.errors import (
     StaleWriterError,
 )
 from framework.topology import FORMER, REBUILT, Header, RebuildableState, Stamp
-from sinks.lake.file_table_base import OWN_FOLDER, DataFile, FileTable, may_be_open
+from sinks.lake.file_table_base import OWN_FOLDER, DataFile, FileTable, may_be_open, numbered
 from sinks.lake.folder_documents import (
     check_inside,
     check_no_link,
@@ -363,7 +363,7 @@ class ParquetTable(FileTable, RebuildableState):
         found: list[DataFile] = []
         for number, group in enumerate(self._groups(files)):
             rows = self.dataset_of(group).to_table() if len(group) > 1 else None
-            found += group if rows is None else self.write_files(rows, f"{name}-{number}", self.path / _FILES)
+            found += group if rows is None else self.write_files(rows, numbered(f"{name}-{number}"), self.path / _FILES)
         sync(self.path / _FILES)
         if sum(each.rows for each in found) != sum(each.rows for each in files):
             raise InvariantViolation(f"{self.location}: compaction would change the number of rows")

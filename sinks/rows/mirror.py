@@ -46,7 +46,7 @@ class _Told(NamedTuple):
     changes: TableChanges
 
 
-class Mirror(TableCommitter[RowTable, list[_Told]]):
+class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
     """Keeps a copy of the tables of another database, exactly once: one table for each source
     table, in one sql_txn for all of them, so a reader sees all tables as of one transaction.
 
@@ -136,6 +136,9 @@ class Mirror(TableCommitter[RowTable, list[_Told]]):
         return KEY, VALUE
 
     # --- in tasks ---------------------------------------------------------------------------------
+
+    def _no_rows(self) -> list[list[_Told]]:
+        return []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         found = [

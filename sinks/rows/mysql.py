@@ -7,7 +7,7 @@ a row that has another unique value of a new row, whatever its key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -246,7 +246,7 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
                     "upstream"
                 )
 
-    def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
+    def change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
         if self._by_key().on_new_column == "add" and any(each.num_rows for each in rounds):
             self._add_columns()
         super().change(attempt, rounds)

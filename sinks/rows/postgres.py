@@ -105,9 +105,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             raise BadRecordError(f"{self.location}: {found[1]!r} has a NUL (0x00), which PostgreSQL does not store")
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        self._within_limits("append", 1, partial(super().write, attempt, list(batches)))
+        self._within_limits("append", 1, partial(super().write, attempt, batches))
 
-    def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
+    def change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
         self._within_limits("upsert", 1, partial(super().change, attempt, rounds))
 
     def limited(self, write: Callable[[], None]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.arrow_spill import RowBuffer
+from sinks.key_parts import KeyParts
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,
@@ -32,6 +34,25 @@ DELETED = "_ratchet_deleted"
 UNCHANGED = "_ratchet_unchanged"
 #: The position of a deletion, or of another change, that the source does not tell.
 _UNKNOWN, _ABOVE_ALL = -1, 2**63 - 1
+
+
+def rounds_of(rows: RowBuffer, changes: Changes) -> Iterable[pa.Table]:
+    """The rounds of ``reduced``, for a table. If rows wait in a file, they are divided by their
+    keys, and the rounds of one part after the other are made when they are read (ADR 124)."""
+    if rows.spilled:
+        return _RoundsByParts(rows, changes)
+    return reduced(pa.Table.from_batches(rows), changes) if len(rows) else []
+
+
+class _RoundsByParts:
+    """The rounds of one part of the rows after the other."""
+
+    def __init__(self, rows: RowBuffer, changes: Changes) -> None:
+        self._parts, self._changes = KeyParts(rows, changes.key), changes
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        for part in self._parts:
+            yield from reduced(pa.Table.from_batches(part), self._changes)
 
 
 def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:

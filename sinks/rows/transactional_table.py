@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType, check_granted
 from framework.topology.canonical_form import form_of
+from sinks.bounded_pages import pages_by_bytes
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,
@@ -53,6 +54,9 @@ from sinks.sql.schema import header_values
 
 #: Rows that a reader takes at a time.
 READ_ROWS = 10_000
+
+#: About the most bytes of rows that are given to the database together.
+LOADED_BYTES = 64 << 20
 
 #: What a staged row does to the row with its key.
 UPSERT, DELETE, REPLACE = 0, 1, 2
@@ -239,26 +243,25 @@ class RowTable(TableDefinition):
         self._storable(pa.Table.from_batches([rows]))
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        rows = self._storable(pa.Table.from_batches(batches, schema=self.schema))
         with self.committing(attempt) as (connection, first):
-            if not first or not rows.num_rows:
-                return
-            if self._stamp is not None:
-                stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
-                rows = rows.append_column(self._stamp, stamp)
-            self._load(connection, self._at(self._table), rows)
+            for page in pages_by_bytes(batches if first else (), LOADED_BYTES):
+                rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
+                if not rows.num_rows:
+                    continue
+                if self._stamp is not None:
+                    stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
+                    rows = rows.append_column(self._stamp, stamp)
+                self._load(connection, self._at(self._table), rows)
 
-    def change(self, attempt: TransactionAttempt, rounds: Sequence[pa.Table]) -> None:
+    def change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
         """Apply rounds of changes one after the other; a round has each key once. Its columns are
         those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
         ``ROW_NEEDED`` and columns ``KEPT`` too. ``POSITION``: of the last deletion, or of the last
-        change that takes values from the table."""
-        stored = [self._storable(each) for each in rounds]
+        change that takes values from the table. The rounds may be read several times."""
         with self.committing(attempt, grouped=True) as (connection, first):
-            if not first or not any(each.num_rows for each in stored):
-                return
-            self.apply(connection, stored, attempt.txid)
+            if first and rounds:
+                self.apply(connection, map(self._storable, rounds), attempt.txid)
 
     # --- under the header of another table --------------------------------------------------------
 

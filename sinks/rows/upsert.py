@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.arrow_spill import RowBuffer
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import TOMBSTONE, Bolt, Input
 from framework.topology.bolts import OnBadRecord
@@ -15,7 +16,7 @@ from framework.topology.canonical_form import canonical_column
 from framework.topology.inspectable import inspectable, with_scratch_states
 from sinks.rows.condition_parser import Condition
 from sinks.rows.inspectable_table import InspectableTable
-from sinks.rows.reduction import DELETED, UNCHANGED, reduced
+from sinks.rows.reduction import DELETED, UNCHANGED, rounds_of
 from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.table_definition import KEEP_DELETES, Changes, OnNewColumn
 from sinks.rows.transaction_replay_table import ReplayTable
@@ -29,7 +30,7 @@ UNAVAILABLE = "unavailable"
 _NAMES = pa.list_(pa.string())
 
 
-class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
+class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
     """Keeps the newest row of each key in a table of a database, exactly once: a
     ``SqliteTable``, ``PostgresTable`` or ``MySqlTable``.
 
@@ -148,8 +149,12 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
+    def _no_rows(self) -> RowBuffer:
+        return RowBuffer(f"{self.table.location}: more rows come")
+
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        self._batches.append(self.changes_in(batch))
+        for each in self.changes_in(batch).to_batches():
+            self._batches.append(each)
 
     def changes_in(self, batch: pa.RecordBatch) -> pa.Table:
         """The columns of the table, ``DELETED``, and ``UNCHANGED`` where the input says so. Raises
@@ -184,7 +189,7 @@ class UpsertCommitter(TableCommitter[RowTable, pa.Table]):
     def finish_batch(self) -> None:
         if self._attempt is None:
             return
-        rounds = reduced(pa.concat_tables(self._batches), self._changes) if self._batches else []
+        rounds = rounds_of(self._batches, self._changes)
         if rounds or self._attempt.is_one_step:
             self.table.change(self._attempt, rounds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import sqlite3
 from collections import Counter
@@ -16,16 +15,12 @@ from framework import Config
 from framework.coordination import store_of
 from framework.transactions import committed_txid
 from integration import EmbeddedServers
-from tests.kit.closed_windows import Minutes, clicks, closed
+from tests.kit.closed_windows import Minutes, clicks, closed, seconds
 from tests.kit.oracle import read_topics
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.rule("C44")]
-
-
-def seconds(moment: str) -> int:
-    return int(datetime.datetime.fromisoformat(moment).timestamp())
 
 
 @pytest.mark.slow

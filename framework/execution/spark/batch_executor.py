@@ -234,7 +234,7 @@ class _PayloadsOf:
     def __call__(self, addressed: tuple[int, Record]) -> list[bytes]:
         record = addressed[1]
         mine = isinstance(record, FrameRows) and (record.component_id, record.edge) == (self.component_id, self.edge)
-        return [record.payload] if mine else []  # type: ignore[union-attr]
+        return [record.payload] if mine else []  # type: ignore[union-attr, list-item]
 
 
 class _AsOutput:

@@ -19,9 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from framework.arrow_spill import decode_batch, encode_batch
 from framework.errors import TopologyError
 from framework.execution.failures import FrameFailed, TaskFailure, users_errors
-from framework.execution.messages import AttemptHeader, decode_batch, encode_batch
+from framework.execution.messages import AttemptHeader
 from framework.execution.plan import ExecutionPlan
 from framework.execution.spark.spark_context import Spark
 from framework.execution.spark.worker_errors import worker_failure

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import Fields
+from framework import Fields, arrow_spill
 from framework.errors import RetryableError
 from framework.operators.event_window_assigner import tumbling
 from framework.topology import CommitFence, Header, Input, OpenCommit, Stamp, TopologyContext, TransactionAttempt
@@ -338,7 +338,7 @@ def test_rows_that_fit_neither_in_memory_nor_into_the_folder_name_the_setting(
         raise OSError(28, "No space left on device")
 
     resize(monkeypatch, 1, 1)
-    monkeypatch.setattr(external_row_sorter.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(arrow_spill.tempfile, "TemporaryFile", full)
     committer = bound("windows", OpaqueMapState(MemoryBackend()))
     attempt(committer, 1, 1)
     attempt(committer, 2, 1)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from framework import Fields, TransactionalTopologyBuilder, submit
+from framework import Fields, TransactionalTopologyBuilder, arrow_spill, submit
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
 from framework.transactions import MemoryStore
-from sinks import UpsertCommitter
+from sinks import UpsertCommitter, key_parts
 from sinks.rows.condition_parser import Condition
 from spouts import DebeziumCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import granted, opened
@@ -301,8 +301,19 @@ class Oracle:
 @pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize("ignore_nulls", [False, True])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(batches=BATCHES)
-def test_a_table_agrees_with_an_oracle(database: Database, sequenced: bool, ignore_nulls: bool, batches: Any) -> None:
+@given(batches=BATCHES, divided=st.booleans())
+def test_a_table_agrees_with_an_oracle(
+    database: Database, sequenced: bool, ignore_nulls: bool, batches: Any, divided: bool
+) -> None:
+    """``divided``: the rows wait in a file, and are written by parts, as those of a large batch."""
+    with pytest.MonkeyPatch.context() as sizes:
+        if divided:
+            sizes.setattr(arrow_spill, "MEMORY_BYTES", 0)
+            sizes.setattr(key_parts, "PART_BYTES", 100)
+        agrees_with_an_oracle(database, sequenced, ignore_nulls, batches)
+
+
+def agrees_with_an_oracle(database: Database, sequenced: bool, ignore_nulls: bool, batches: Any) -> None:
     for name in ("events", "events_before", "events_deleted", "_ratchet_headers", "_ratchet_written"):
         database.run(f"DROP TABLE IF EXISTS {name}")
     options = {"sequence_by": "lsn"} if sequenced else {}
