@@ -15,7 +15,7 @@ from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCo
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.codecs import compressed
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
-from tests.kit.expansion import read_apart, send_bombs
+from tests.kit.expansion import CODEC, VALUE_BYTES, read_apart, send_bombs
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -152,6 +152,23 @@ def test_memory_does_not_grow_with_the_number_of_batches_that_expand(topics: Top
     for count in (12, 36):
         send_bombs(topics, f"{name}-{count}", count, 4)
         records, peak = read_apart(topics.bootstrap_servers, f"{name}-{count}", reader)
+        assert records == count
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] * 1.5, peaks
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_memory_does_not_grow_with_the_number_of_values_that_a_codec_expands(
+    topics: Topics, name: str, reader: str
+) -> None:
+    """They are 1,600 bytes each in the topic, and 50 MB each for the bolt after the spout."""
+    peaks = []
+    for count in (4, 16):
+        topics.create(f"{name}-{count}")
+        topics.send(f"{name}-{count}", [CODEC.compressed(b"x" * VALUE_BYTES)] * count)
+        records, peak = read_apart(topics.bootstrap_servers, f"{name}-{count}", reader, "codec")
         assert records == count
         peaks.append(peak)
     assert peaks[1] < peaks[0] * 1.5, peaks
