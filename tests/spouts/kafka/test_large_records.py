@@ -11,9 +11,11 @@ import pytest
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RatchetError
 from framework.transactions import MemoryStore
+from framework.transactions.documents import read_history
 from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.codecs import compressed
+from spouts.kafka import reader as kafka_reader
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
 from tests.kit.expansion import CODEC, VALUE_BYTES, read_apart, send_bombs
 from tests.kit.readers import READERS
@@ -137,6 +139,32 @@ def test_values_that_a_codec_decompresses_are_decoded_in_parts(
     found = {key[0]: row.value[0] for key, row in state.backend.scan()}
     assert status.bad_records == 2 and sum(found.values()) == 20
     assert {key for key in found if int(key.split()[1]) > bound} == {f"5 {3 * size}"}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_a_batch_of_values_that_a_codec_expands_is_planned_again_in_halves(
+    topics: Topics, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a batch wait together for a bolt with several tasks. Under "fail", too."""
+    monkeypatch.setattr(kafka_reader, "EXPANDED_BYTES_MAX", 450_000)
+    codec = compressed.CompressedCodec(TextCodec(), "zstd")
+    topics.create(name)
+    topics.send(name, [codec.compressed(b"%d" % (each % 10) * 100_000) for each in range(20)])
+    spout = OpaqueKafkaTransactionalSpout(
+        [name], bootstrap_servers=topics.bootstrap_servers, codec=codec, settings={"reader": reader}
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("sizes", Sizes(), 2).fields_grouping("spout", Fields("value"))
+    state = OpaqueMapState(MemoryBackend(name))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("sizes")
+    store = MemoryStore()
+    with submit(builder.build(), {"topology.max.attempts": 1}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        assert run.status().bad_records == 0
+    assert sum(row.value[0] for _, row in state.backend.scan()) == 20
+    ranges = [next(iter(each.plan.values())) for each in read_history(store, name)]
+    assert max(each["next_offset"] - each["first_offset"] for each in ranges) <= 4
 
 
 def test_a_limit_below_1_is_refused() -> None:
