@@ -41,7 +41,7 @@ C = TypeVar("C", bound=RecordChunk)
 #: A task reads at most so many bytes of rows for one batch if they are more than this many times as
 #: large as the values that they were decoded from, with so many bytes per record for its metadata:
 #: values that a codec expands can be.
-EXPANDED_BYTES_MAX, EXPANSION_MAX, _RECORD_BYTES = 512 << 20, 20, 50
+EXPANDED_BYTES_MAX, EXPANSION_MAX, _RECORD_BYTES = 128 << 20, 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
 
