@@ -177,5 +177,13 @@ class BadRecordError(RatchetError):
         return (type(self), (str(self), self.about, self.advice))
 
 
+class BatchTooLargeError(BadRecordError):
+    """A batch is too large for a task, though each of its records may be fine.
+
+    In a transactional topology whose source can divide its batches, the batch is planned again in
+    halves, whatever ``on_bad_record`` says. A single record that is too large by itself is a bad
+    record. Raise it before the commit is opened."""
+
+
 class InvariantViolation(RatchetError):
     """A numbered invariant does not hold. Always a bug, never the user's fault."""

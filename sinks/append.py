@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from framework.arrow_spill import RowBuffer
-from framework.errors import TopologyError
+from framework.errors import BatchTooLargeError, TopologyError
 from framework.topology import (
     Bolt,
     Input,
+    OutputCollector,
+    TopologyContext,
+    TransactionAttempt,
 )
 from framework.topology.bolts import OnBadRecord
 from framework.topology.inspectable import inspectable, with_scratch_states
@@ -20,6 +24,9 @@ from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.transactional_table import RowTable
 from sinks.table_committer import TableCommitter
+
+#: A task appends to at most so many partitions of a table in one batch: producers may choose them.
+PARTITIONS_MAX = 5_000
 
 
 class AppendCommitter(TableCommitter[Table, RowBuffer]):
@@ -40,6 +47,7 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
         self, table: Table, columns: Sequence[str] | None = None, *, on_bad_record: OnBadRecord = "fail"
     ) -> None:
         super().__init__(table, columns, on_bad_record)
+        self._partitions: set[tuple[str | None, ...]] = set()
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         self._fields = self._common_fields(component_id, inputs)
@@ -75,9 +83,25 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
     def _no_rows(self) -> RowBuffer:
         return RowBuffer(f"{self.table.location}: more rows come")
 
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        super().prepare(conf, context, collector, batch_id)
+        self._partitions = set()
+
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = batch.select(list(self._fields.names)).cast(self.table.schema)
         self.table.check_rows(rows)
+        self._partitions |= self.table.partitions_of(rows)
+        if len(self._partitions) > PARTITIONS_MAX:
+            raise BatchTooLargeError(
+                f"{self.table.location}: the rows of a batch belong to more than {PARTITIONS_MAX:,} partitions, and each takes a "
+                "file: partition by a column with fewer values"
+            )
         self._batches.append(rows)
 
     def finish_batch(self) -> None:

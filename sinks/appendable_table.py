@@ -37,6 +37,11 @@ class Table(FencedState):
         """Raise ``BadRecordError`` for rows that are certainly refused. A committer also calls it
         in the processing phase, because writes of the commit cannot always be undone."""
 
+    def partitions_of(self, rows: pa.RecordBatch) -> set[tuple[str | None, ...]]:
+        """The partitions that these rows belong to; empty if the table has none. Each takes a file
+        per task and batch."""
+        return set()
+
     @abstractmethod
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
         """Write the rows of one task. Called in the task, in the commit phase, once per attempt.

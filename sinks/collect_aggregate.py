@@ -1,4 +1,11 @@
-"""The first or the greatest values of a group as a list."""
+"""The first or the greatest values of a group as a list.
+
+Two bounds end a list: the number of its values, and their bytes. The value with which the values
+reach ``bytes_max`` is the last. So a list that is shorter and smaller than its bounds has all
+values, and parts can be merged in any grouping: what a part leaves out comes after values that
+already reach a bound. A rule that leaves out the first value that does not fit would not be
+associative, because a later part could have a smaller one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ import itertools
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +24,18 @@ from framework.errors import TopologyError
 from framework.topology.json_values import json_encoder
 from sinks.aggregates import Folded, typed
 
+#: The values of a list end with the one that makes them so large: a producer writes them.
+LIST_BYTES_MAX = 1 << 20
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 @dataclass(frozen=True)
 class _Listed(Folded):
-    """At most ``most`` values that are not null: JSON text of a list."""
+    """Values that are not null, until there are ``most``, or until their JSON texts have
+    ``bytes_max`` bytes together: JSON text of a list."""
 
     most: int = 1_000
+    bytes_max: int = LIST_BYTES_MAX
 
     _TAKEN = "single values"
 
@@ -30,8 +43,9 @@ class _Listed(Folded):
         name = type(self).__name__
         if self.field is None:
             raise TopologyError(f"{name} needs a field")
-        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
-            raise TopologyError(f"{name}({self.field!r}): most is {self.most!r}: give a number above 0")
+        for option, given in (("most", self.most), ("bytes_max", self.bytes_max)):
+            if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+                raise TopologyError(f"{name}({self.field!r}): {option} is {given!r}: give a number above 0")
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         if not self._takes(typed(self, input_type)):
@@ -46,30 +60,39 @@ class _Listed(Folded):
             every = itertools.chain.from_iterable(map(json.loads, present))
         else:
             every = (json_encoder(pa.scalar(each).type)(each) for each in present)
-        return json.dumps(self._chosen(every), ensure_ascii=False, separators=(",", ":"))
+        return f"[{','.join(self._bounded(self._chosen(every)))}]"
+
+    def _bounded(self, chosen: Iterable[Any]) -> Iterator[str]:
+        size = 0
+        for each in itertools.islice(chosen, self.most):
+            yield (text := _JSON.encode(each))
+            size += len(text.encode())
+            if size >= self.bytes_max:
+                return
 
     def _takes(self, input_type: pa.DataType) -> bool:
         return not pa.types.is_nested(input_type)
 
     @abstractmethod
-    def _chosen(self, every: Iterable[Any]) -> list[Any]:
-        """``most`` of these values in their JSON form."""
+    def _chosen(self, every: Iterable[Any]) -> Iterable[Any]:
+        """``most`` or more of these values in their JSON form, those that count first."""
 
 
 @dataclass(frozen=True)
 class Collect(_Listed):
     """The first ``most`` values that are not null, in the order of arrival: JSON text of a list.
-    Within a partition this is the order of the offsets. The order between partitions is
-    undefined."""
+    Within a partition this is the order of the offsets. The order between partitions is undefined.
+    ``bytes_max``: the value with which the values reach so many bytes is the last."""
 
-    def _chosen(self, every: Iterable[Any]) -> list[Any]:
-        return list(itertools.islice(every, self.most))
+    def _chosen(self, every: Iterable[Any]) -> Iterable[Any]:
+        return every
 
 
 @dataclass(frozen=True)
 class Top(_Listed):
     """The ``most`` greatest values that are not null or NaN, the greatest first: JSON text of a
-    list, which does not depend on the order of arrival. Text is in the order of code points."""
+    list, which does not depend on the order of arrival. Text is in the order of code points.
+    ``bytes_max``: the value with which the values reach so many bytes is the last."""
 
     most: int = 10
 
@@ -85,7 +108,7 @@ class Top(_Listed):
         numbers = [each + 0 if isinstance(each, float) else each for each in present if each == each]
         return super()._combined(numbers, partial=partial)
 
-    def _chosen(self, every: Iterable[Any]) -> list[Any]:
+    def _chosen(self, every: Iterable[Any]) -> Iterable[Any]:
         values = list(every)
         if all(isinstance(each, str) for each in values):
             return heapq.nlargest(self.most, values)

@@ -436,7 +436,7 @@ class _LevelTask:
 
     def emit_frame(self, component_id: str, task: int, outputs: list[FrameOutput]) -> None:
         """Emit the rows that Spark SQL made from a DataFrame bolt's input."""
-        runner = _Runner(self, self.topology.plan.components[component_id], task, None)
+        runner = self.runners[component_id] = _Runner(self, self.topology.plan.components[component_id], task, None)
         for output in sorted(outputs, key=lambda each: each.order):
             with runner.guarded():
                 runner.collector.emit_arrow(decode_batch(output.payload))
@@ -447,7 +447,7 @@ class _LevelTask:
     ) -> None:
         """Run the fused components of one task from first tuple to last."""
         plan = self.topology.plan
-        self.runners = {}
+        self.let_go_of_runners()
         kept: dict[str, bytes] = {}
         for component_id in segment.components:
             unpickled = None
@@ -476,6 +476,18 @@ class _LevelTask:
             if held:
                 self.outbox.records.append((self.onward(), runner.freeze()))
                 self.report.committers += 1
+
+    def let_go_of_runners(self) -> None:
+        """Take apart the cycles of references that runners are in. Their rows are then freed with
+        the last reference, and not when the garbage collector next looks, many batches later."""
+        for runner in self.runners.values():
+            runner.collector.sink = None
+        self.runners = {}
+
+    def let_go(self) -> None:
+        """As ``let_go_of_runners``, for the whole task, which has ended."""
+        self.let_go_of_runners()
+        self.outbox.records = []
 
     def controls(self, failure: TaskFailure | None) -> Iterator[Addressed]:
         """Make one control for every task of the next level."""
@@ -603,6 +615,7 @@ def run_level(
     else:
         task.outbox.rows.clear()
     yield from task.controls(failure)
+    task.let_go()
 
 
 def _kept(spill: Spill, piece: Piece, partition: int) -> Piece:

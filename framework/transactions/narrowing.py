@@ -4,7 +4,8 @@ A component reports that a value is refused, but usually not of which record. So
 planned again with the first half of its records. If that half is refused too, it is halved; if it
 is committed, the next batch is a half of the rest. A refused batch of a single record identifies
 the record: in the plan of the next attempt, its entry leaves the record out and has the reason, and
-the reader makes it a dead letter, or skips it. The halves are ordinary batches, whichever component
+the reader makes it a dead letter, or skips it. A batch that is too large for a task is halved in
+the same way until its parts are not. The halves are ordinary batches, whichever component
 refused the value, so a leader that dies in between costs only a few more attempts.
 """
 
@@ -15,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from framework.errors import reason_of
+from framework.errors import BatchTooLargeError, reason_of
 from framework.execution.failures import TaskFailure
 from framework.topology.spouts import (
     LEFT_OUT,
@@ -55,8 +56,10 @@ class Narrowing:
         self._policies = {each: policy for each, policy in policies.items() if policy != "fail"}
 
     def applies(self, plan: Plan, failure: TaskFailure) -> bool:
-        """Whether a record of this plan may be removed because of a failure. The spout decides
-        itself about values that it refuses."""
+        """Whether a record of this plan may be removed because of a failure, or the batch is to be
+        halved. The spout decides itself about values that it refuses."""
+        if failure.error == BatchTooLargeError.__name__ and self._half(plan) is not None:
+            return True
         takes_out = partial(self._takes_out, failure)
         return failure.component_id != self._spout_id and any(map(takes_out, self._suspects(plan)))
 
@@ -72,7 +75,7 @@ class Narrowing:
         ((partition, meta),) = suspects.items()
         offset = self._offsets(meta)[0]
         named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
-        if not self._takes_out(failure, partition):
+        if failure.component_id == self._spout_id or not self._takes_out(failure, partition):
             return named
         reason = reason_of(f"{failure.component_id}: {failure.message}")
         self._on_refused(partition, offset, reason)

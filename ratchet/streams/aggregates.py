@@ -23,6 +23,7 @@ from sinks import (
     Sum,
     Top,
 )
+from sinks.collect_aggregate import LIST_BYTES_MAX
 
 Field = str | pl.Expr
 
@@ -74,15 +75,16 @@ def quantile(field: Field, share: float) -> Aggregate:
     return Quantile(field, share)  # type: ignore[arg-type]
 
 
-def collect(field: Field, *, most: int = 1_000) -> Aggregate:
-    """The first ``most`` values that are not null, in the order of arrival: JSON of a list."""
-    return Collect(field, most)  # type: ignore[arg-type]
+def collect(field: Field, *, most: int = 1_000, bytes_max: int = LIST_BYTES_MAX) -> Aggregate:
+    """The first ``most`` values that are not null, in the order of arrival: JSON of a list. The
+    value with which they reach ``bytes_max`` bytes (1 MiB) is the last."""
+    return Collect(field, most, bytes_max)  # type: ignore[arg-type]
 
 
-def top(field: Field, most: int = 10) -> Aggregate:
+def top(field: Field, most: int = 10, *, bytes_max: int = LIST_BYTES_MAX) -> Aggregate:
     """The ``most`` greatest values, the greatest first: JSON of a list. Nulls and NaN are left
-    out."""
-    return Top(field, most)  # type: ignore[arg-type]
+    out. The value with which they reach ``bytes_max`` bytes (1 MiB) is the last."""
+    return Top(field, most, bytes_max)  # type: ignore[arg-type]
 
 
 def reduce(field: Field, function: Callable[[Any, Any], Any], *, returns: FieldType = None) -> Aggregate:

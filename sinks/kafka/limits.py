@@ -112,9 +112,6 @@ class TopicLimits:
             "message.timestamp.type=LogAppendTime"
         )
 
-    def close(self) -> None:
-        """Does nothing. Exists because limits are cached like writers."""
-
 
 def limits_of(settings: KafkaSettings, topic: str) -> TopicLimits:
     """Get the limits from the brokers. Raises ``RetryableError`` while they do not answer."""

@@ -70,9 +70,6 @@ class TopicCatalog:
         with self._lock:
             self._partitions = {}
 
-    def close(self) -> None:
-        """Does nothing. Exists because catalogs are cached like writers."""
-
     def _lacking(self, wanted: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
         """Those that may exist, as far as is known."""
         now = time.monotonic()

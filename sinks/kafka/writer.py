@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from typing import Any, TypeVar, cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from framework.clients.client_cache import ClientCache
 from framework.clients.kafka_errors import kafka_error, passes
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
@@ -139,9 +139,6 @@ class MarkedWriter:
         with self._lock:
             self._producer = None
             self._guarded(lambda: self._renew(marker))
-
-    def close(self) -> None:
-        self._producer = None
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -330,9 +327,6 @@ class PlainWriter:
         made = {**traffic.settings(settings), **settings, "error_cb": self._errors.on_error}
         return self._errors.made(lambda: Producer(made)), traffic
 
-    def close(self) -> None:
-        self._client = None
-
 
 def _without(records: Iterable[KafkaRecord], written: Counter[bytes]) -> Iterator[KafkaRecord]:
     """The records without those already written; each written record counts once."""
@@ -349,12 +343,11 @@ def _digest(record: KafkaRecord) -> bytes:
 
 
 class Writers:
-    """The cached writers of this process, so that their ids are not initialised for every batch."""
+    """The writers of this process, so that their ids are not initialised for every batch, and what
+    they know about topics."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, ...], Any] = {}
-        self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._kept: ClientCache[Any] = ClientCache()
 
     def marked(
         self, settings: KafkaSettings, context: TopologyContext, marker_topic: str | None = None
@@ -372,11 +365,10 @@ class Writers:
         return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
 
     def limits(self, settings: KafkaSettings, topic: str, *, fresh: bool = False) -> TopicLimits:
-        """The limits of a topic. Read once, and again if ``fresh``."""
+        """The limits of a topic. Read once while they are used, and again if ``fresh``."""
         key = settings.fingerprint(), topic, "limits"
         if fresh:
-            with self._lock:
-                self._kept.pop(key, None)
+            self._kept.forget(key)
         return self._get(key, lambda: limits_of(settings, topic))
 
     def catalog(self, settings: KafkaSettings) -> TopicCatalog:
@@ -384,20 +376,10 @@ class Writers:
         return self._get((settings.fingerprint(), "catalog"), lambda: TopicCatalog(settings))
 
     def _get(self, key: tuple[str, ...], make: Callable[[], W]) -> W:
-        with self._lock:
-            # after a fork: librdkafka's threads exist only in the parent
-            if self._process != os.getpid():
-                self._kept.clear()
-                self._process = os.getpid()
-            if key not in self._kept:
-                self._kept[key] = make()
-            return cast("W", self._kept[key])
+        return cast("W", self._kept.get(key, make))
 
     def close(self) -> None:
-        with self._lock:
-            for each in self._kept.values():
-                each.close()
-            self._kept.clear()
+        self._kept.clear()
 
 
 def check_markers(

@@ -79,7 +79,7 @@ from sinks.lake.folder_documents import (
     read_document,
     sync,
 )
-from sinks.lake.partitions import Texts, check_partitioning, expression_of, folder_of, split, texts_in
+from sinks.lake.partitions import Texts, check_partitioning, distinct, expression_of, folder_of, split, texts_in
 from sinks.path_checks import check_can_be_made
 
 if TYPE_CHECKING:
@@ -260,6 +260,9 @@ class FileTable(Table, InspectableState):
                     f"{self.location}: the partition column {name!r} has a time outside the years 1 to 9999; leave it out, or "
                     "partition by another column"
                 )
+
+    def partitions_of(self, rows: pa.RecordBatch) -> set[Texts]:
+        return distinct(rows, self.partition_by)
 
     def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
         """Write the rows of one task as data files. The driver publishes them with those of the

@@ -81,6 +81,14 @@ def split(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Texts, pa.Tab
         yield values, rest.take(rows.values)
 
 
+def distinct(rows: pa.RecordBatch, names: Sequence[str]) -> set[Texts]:
+    """The partitions of these rows."""
+    if not names:
+        return set()
+    groups = pa.table([rows.column(name) for name in names], _numbered(names)).group_by(_numbered(names)).aggregate([])
+    return set(texts_of(groups.columns))
+
+
 def texts_of(columns: Sequence[pa.ChunkedArray]) -> list[Texts]:
     """The partition of each row, from the partition columns."""
     return list(zip(*map(_texts_of, columns), strict=True))

@@ -24,9 +24,9 @@ from spouts.codecs.debezium_schema import (
     columns_of_schema,
     prefix_of,
 )
-from spouts.codecs.debezium_schema_cache import cached_by_schema
 from spouts.codecs.json_reader import JsonReader
 from spouts.codecs.json_reasons import shortened
+from spouts.codecs.schema_cache import cached_by_schema
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -24,7 +24,7 @@ from spouts.codecs.debezium_schema import (
     columns_of_schema,
     prefix_of,
 )
-from spouts.codecs.debezium_schema_cache import cached_by_schema
+from spouts.codecs.schema_cache import cached_by_schema
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
 _METADATA = {f"_ratchet_{name}": name for name in _HELD}

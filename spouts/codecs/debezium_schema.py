@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spouts.codecs.debezium_columns import Described
-from spouts.codecs.debezium_schema_cache import cached_by_schema
+from spouts.codecs.schema_cache import cached_by_schema
 
 #: With this, a record with a schema begins.
 BEGINNING = b'{"schema":{'

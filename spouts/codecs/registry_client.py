@@ -15,9 +15,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+from weakref import WeakKeyDictionary, finalize
 
+from framework.clients.client_cache import ClientCache
 from framework.config import HIDDEN, check_address, is_secret, passwords_in, resolved, shown_host
 from framework.errors import ConfigError, RatchetError, RetryableError
+from spouts.codecs.schema_cache import KEPT_BYTES_MAX
 
 #: An answer is at most this large. The registry keeps a schema in one record, by default of 1 MB.
 ANSWER_BYTES_MAX = 1 << 24
@@ -32,9 +35,10 @@ _MESSAGE_CHARACTERS_MAX, _REFUSAL_CHARACTERS_MAX = 200, 600
 _UNKNOWN_CODE = -1
 #: Shorter secrets are not replaced in messages.
 _SECRET_CHARACTERS_MIN = 4
-#: The clients of this process, by their settings. Each caches the schemas it has seen.
-_clients: dict[str, Any] = {}
-_clients_lock = threading.Lock()
+#: The clients of this process, by their settings, and how many characters of schemas each got since
+#: it last forgot what it caches. It would cache every schema.
+_clients: ClientCache[Any] = ClientCache()
+_cached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 class NotFoundError(ValueError):
@@ -199,6 +203,11 @@ class RegistryClient:
         if not isinstance(references, list) or not all(isinstance(each, str) for each in texts):
             self._client().clear_caches()
             raise NotARegistryError(self._is_no_registry(what, "the answer is not a schema"))
+        client = self._client()
+        _cached[client] = _cached.get(client, 0) + len(found.schema_str)
+        if _cached[client] > KEPT_BYTES_MAX:
+            client.clear_caches()
+            _cached[client] = 0
         return found
 
     def _asked(self, question: Callable[[Any], Any], what: str) -> Any:
@@ -218,7 +227,8 @@ class RegistryClient:
         thread.start()
         thread.join(ANSWER_TIMEOUT_S)
         if thread.is_alive():
-            self._forget(client)
+            _clients.forget(self.key)
+            client._rest_client.session.close()
             raise RetryableError(
                 f"the Schema Registry at {self.where}, {what}: no whole answer in {ANSWER_TIMEOUT_S:g} s"
             )
@@ -276,21 +286,17 @@ class RegistryClient:
             raise ConfigError(
                 f"the Schema Registry's client lacks {error.name}: pip install 'ratchet-pipelines[registry]'"
             ) from error
-        with _clients_lock:
-            if self.key not in _clients:
-                try:
-                    client = SchemaRegistryClient({"timeout": _BYTES_TIMEOUT_S, **self._settings})
-                except (ValueError, TypeError, KeyError, OSError) as error:
-                    raise ConfigError(f"Schema Registry settings: {self._without_secrets(error)}") from None
-                _bound(client)
-                _clients[self.key] = client
-            return _clients[self.key]
 
-    def _forget(self, client: Any) -> None:
-        with _clients_lock:
-            if _clients.get(self.key) is client:
-                del _clients[self.key]
-        client._rest_client.session.close()
+        def make() -> Any:
+            try:
+                client = SchemaRegistryClient({"timeout": _BYTES_TIMEOUT_S, **self._settings})
+            except (ValueError, TypeError, KeyError, OSError) as error:
+                raise ConfigError(f"Schema Registry settings: {self._without_secrets(error)}") from None
+            _bound(client)
+            finalize(client, client._rest_client.session.close)
+            return client
+
+        return _clients.get(self.key, make)
 
 
 def _bound(client: Any) -> None:

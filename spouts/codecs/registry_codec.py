@@ -12,19 +12,21 @@ import json
 import struct
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
+from framework.clients.client_cache import ClientCache
 from framework.config import is_secret
-from framework.errors import ConfigError, TopologyError
+from framework.errors import ConfigError, TopologyError, reason_of
 from framework.topology import Fields
 from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec, SchemaCodec
 from spouts.codecs.registry_client import NotARegistryError, NotFoundError, RegistryClient
 from spouts.codecs.registry_schema_usage import note_used
+from spouts.codecs.schema_cache import SchemaCache
 from spouts.codecs.writer_subjects import Find, SubjectNameStrategy, WriterSubjects
 
 _HEADER = struct.Struct(">bI")
@@ -33,8 +35,11 @@ _HEADER = struct.Struct(">bI")
 _PAUSES_S = (0.5, 2.5)
 #: After that, its values are bad for this long without another question.
 _UNUSABLE_S = 60.0
-#: Ids that are remembered in a process, for one reader's schema.
-_DECODERS_MAX, _UNUSABLE_MAX = 1_000, 100_000
+#: Ids whose values are bad, and digests, that are remembered in a process, for one reader's schema.
+_UNUSABLE_MAX = 20_000
+#: A decoder counts for so many times the size of its schemas, because it takes up to thirty times
+#: as much memory.
+_DECODER_WEIGHT = 4
 #: Schemas that one schema refers to, also by way of others.
 _REFERENCES_MAX, _REFERENCES_DEEP_MAX = 256, 64
 _KINDS = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON"}
@@ -187,15 +192,13 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
                 continue
             bodies.setdefault(schema_id, []).append(body)
             places.setdefault(schema_id, []).append(index)
-        decoders, unusable = self._writers.decoders(each for each in bodies if each is not None)
         batches: list[pa.RecordBatch] = []
         order: list[int] = []  # for each decoded row, the index of its value
-        for schema_id, its in bodies.items():
-            if schema_id in unusable:
-                bad += [BadRecord(place, unusable[schema_id]) for place in places[schema_id]]
+        for schema_id, decoder in self._writers.decoders(bodies):
+            if isinstance(decoder, str):
+                bad += [BadRecord(place, decoder) for place in places[schema_id]]
                 continue
-            decoder = self._writers.none if schema_id is None else decoders[schema_id]
-            batch, undecodable = decoder.decode_good(its)
+            batch, undecodable = decoder.decode_good(bodies[schema_id])
             gone = {each.index for each in undecodable}
             bad += [BadRecord(places[schema_id][each.index], each.reason) for each in undecodable]
             order += [place for position, place in enumerate(places[schema_id]) if position not in gone]
@@ -218,13 +221,13 @@ class _Writers:
     """The writers' schemas that this process has met, for one reader's schema: a decoder each, and
     the ids that are of no use for now. Tasks come and go, so that a codec cannot keep them."""
 
-    _all: dict[str, _Writers] = {}
+    _all: ClassVar[ClientCache[_Writers]] = ClientCache()
 
     def __init__(self, codec: RegistryCodec) -> None:
         self._codec = codec
         self._registry = codec._registry
         self.none = codec.tombstones()
-        self._decoders: dict[int, Decoder] = {}
+        self._decoders: SchemaCache[Decoder] = SchemaCache()
         self._unusable: dict[int, tuple[float, str]] = {}  # until when, and why
         self._digests: dict[int, str] = {}
 
@@ -232,50 +235,57 @@ class _Writers:
     def of(cls, codec: RegistryCodec) -> _Writers:
         subjects = sorted(codec._subjects) if codec._subjects is not None else None
         key = f"{codec._registry.key} {type(codec).__qualname__} {codec.reader_key()} {subjects}"
-        found = cls._all.get(key)
-        if found is None:
-            found = cls._all[key] = cls(codec)
-        return found
+        return cls._all.get(key, lambda: cls(codec))
 
-    def decoders(self, schema_ids: Iterable[int]) -> tuple[dict[int, Decoder], dict[int, str]]:
+    def decoders(self, schema_ids: Iterable[int | None]) -> Iterator[tuple[int | None, Decoder | str]]:
         """A decoder for each id, or the reason why its values are bad. Waits seconds, at most, for
-        ids that the registry does not know yet; however many they are, they wait together."""
-        found: dict[int, Decoder] = {}
-        unusable: dict[int, str] = {}
-        open_ids = list(schema_ids)
+        ids that the registry does not know yet; however many they are, they wait together. Use each
+        decoder at once: together they may be larger than what is kept of them."""
+        open_ids = []
+        for each in schema_ids:
+            if each is None:
+                yield None, self.none
+            else:
+                open_ids.append(each)
         for pause in (0.0, *_PAUSES_S):
             if open_ids and pause:
                 time.sleep(pause)
             errors: dict[int, NotFoundError | NotARegistryError] = {}
-            for each in open_ids:
+            for place, each in enumerate(open_ids):
+                found: Decoder | str
                 try:
-                    found[each] = self._decoder(each)
-                except (NotFoundError, NotARegistryError) as error:
+                    found = self._decoder(each)
+                except NotFoundError as error:
                     errors[each] = error
-                    if isinstance(error, NotARegistryError):
-                        break  # the others get the same answer
+                    continue
+                except NotARegistryError as error:
+                    errors |= dict.fromkeys(open_ids[place:], error)  # the others get the same answer
+                    break
                 except ValueError as error:
-                    unusable[each] = str(error)
-            open_ids = [each for each in open_ids if each not in found and each not in unusable]
+                    found = str(error)
+                self._note_used(each)
+                yield each, found
+            open_ids = [*errors]
         for each, failure in errors.items():
             if isinstance(failure, NotARegistryError):
                 raise failure
-            unusable[each] = self._remembered(each, str(failure))
-        for each in (*found, *unusable):
-            note_used(f"{self._registry.where} id {each}", self._digests.get(each, ""))
-        return found, unusable
+            self._note_used(each)
+            yield each, self._remembered(each, str(failure))
+
+    def _note_used(self, schema_id: int) -> None:
+        note_used(f"{self._registry.where} id {schema_id}", self._digests.get(schema_id, ""))
 
     def _decoder(self, schema_id: int) -> Decoder:
         """Raises ``ValueError`` with the reason if the values of this schema are bad, also if it is
         a ``NotFoundError``: then the registry is to be asked again before that."""
-        decoder = self._decoders.get(schema_id)
+        decoder: Decoder | None = self._decoders.get(schema_id)
         if decoder is not None:
             return decoder
         until, reason = self._unusable.get(schema_id, (0.0, ""))
         if time.monotonic() < until:
             raise ValueError(reason)
         try:
-            decoder = self._new_decoder(schema_id)
+            decoder, size = self._new_decoder(schema_id)
         except NotFoundError:
             self._digests.pop(schema_id, None)
             if reason:  # as before
@@ -283,11 +293,11 @@ class _Writers:
             raise
         except (TopologyError, ValueError) as error:
             raise ValueError(self._remembered(schema_id, f"schema id {schema_id}: {error}")) from error
-        self._decoders[schema_id] = decoder
-        _forget_oldest(self._decoders, _DECODERS_MAX)
+        self._decoders.put(schema_id, decoder, size)
         return decoder
 
-    def _new_decoder(self, schema_id: int) -> Decoder:
+    def _new_decoder(self, schema_id: int) -> tuple[Decoder, int]:
+        """A decoder, and what it counts for."""
         found = self._registry.schema(schema_id)
         references = dict(references_of(self._registry, found))
         self._digests[schema_id] = _digest(found, references)
@@ -299,9 +309,11 @@ class _Writers:
             its = self._registry.subjects(schema_id)
             if subjects.isdisjoint(its):
                 raise ValueError(f"it is not of {', '.join(sorted(subjects))}, but of {', '.join(its)[:200]}")
-        return self._codec.decoder(found, references)
+        size = sum(map(len, (found.schema_str, *references.values())))
+        return self._codec.decoder(found, references), size * _DECODER_WEIGHT
 
     def _remembered(self, schema_id: int, reason: str) -> str:
+        reason = reason_of(reason)
         self._unusable.pop(schema_id, None)  # the newest is the last
         self._unusable[schema_id] = (time.monotonic() + _UNUSABLE_S, reason)
         _forget_oldest(self._unusable, _UNUSABLE_MAX)

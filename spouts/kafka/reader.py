@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from framework.clients.kafka_settings import KafkaSettings
+from framework.errors import BatchTooLargeError
 from framework.topology import (
     DEAD_LETTER_STREAM,
     DEFAULT_STREAM,
@@ -37,6 +38,10 @@ from spouts.kafka.topic_streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
 
+#: A task reads at most so many bytes of rows for one batch if they are more than this many times as
+#: large as the values that they were decoded from, with so many bytes per record for its metadata:
+#: values that a codec expands can be.
+EXPANDED_BYTES_MAX, EXPANSION_MAX, _RECORD_BYTES = 128 << 20, 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
 
@@ -66,6 +71,7 @@ class KafkaReader(PartitionReader):
             return
         left_out = _left_out(ranges)
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
+        records, raw_bytes, row_bytes = 0, 0, 0
         with sessions.lend(self._settings, self._group, self._slot) as session:
             for chunk in session.read(asked, self._decoder.parts, self.check_alive):
                 self._counts.records += len(chunk)
@@ -84,8 +90,17 @@ class KafkaReader(PartitionReader):
                     self._count(decoded)
                     self._counts.schemas |= take_used()
                     stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
-                    if decoded.rows is not None:
-                        yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
+                    if decoded.rows is None:
+                        continue
+                    records += len(decoded.chunk)
+                    raw_bytes += decoded.chunk.value_bytes + _RECORD_BYTES * len(decoded.chunk)
+                    row_bytes += decoded.rows.nbytes
+                    if records > 1 and row_bytes > max(EXPANDED_BYTES_MAX, EXPANSION_MAX * raw_bytes):
+                        raise BatchTooLargeError(
+                            f"{records:,} records became rows of {row_bytes:,} bytes, and a batch may wait in memory as a whole: "
+                            "give the codec a smaller bytes_max"
+                        )
+                    yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
 
     def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
         streams = self._streams.for_letters()

@@ -52,6 +52,7 @@ from sinks import (
     StateCommitter,
     Sum,
     TransactionalMapState,
+    append,
 )
 from spouts import JsonCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit import refusing
@@ -195,6 +196,26 @@ def test_a_topology_leaves_out_more_records_than_its_plans_list(
     monkeypatch.setattr(documents, "RECORDS_MAX", 3)
     with pytest.raises(Unverifiable, match=r"those before offset \d+ of partition . are no longer known"):
         verify(topology, store)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
+def test_a_batch_with_too_many_partitions_of_a_table_is_written_in_parts(
+    tmp_path: Path, spout: Any, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under "fail", too. A batch with fewer is not divided."""
+    monkeypatch.setattr(append, "PARTITIONS_MAX", 10)
+    rows = {0: [[f"p{n // 2}", n] for n in range(80)] + [["p7", n] for n in range(80, 160)]}
+    builder = TransactionalTopologyBuilder("parts", "spout", spout(rows, FIELDS, 80))
+    table = ParquetTable(tmp_path / "t", partition_by=["word"])
+    builder.set_bolt("append", AppendCommitter(table), tasks).shuffle_grouping("spout")
+    store = MemoryStore()
+    with submit(builder.build(), {"topology.max.attempts": 1}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        assert run.status().bad_records == 0
+    assert sorted(table.to_table().column("n").to_pylist()) == list(range(160))
+    sizes = [each.plan["0"]["next"] - each.plan["0"]["first"] for each in read_history(store, "parts")]
+    assert sizes[-1] == 80 and max(sizes[:-1]) <= 20 * tasks, sizes
 
 
 def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:

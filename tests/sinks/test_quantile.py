@@ -100,6 +100,55 @@ def test_the_greatest_values_do_not_depend_on_the_order_or_the_batches(
     assert [folded(Top("x", most), each, sorted(cuts)) or "[]" for each in (values, shuffled)] == [expected or "[]"] * 2
 
 
+TEXTS = st.lists(st.text(st.sampled_from("aü\x01\U0001f600"), max_size=6), max_size=20)
+
+
+@example(texts=["aaaa", "aaaaaa", "a"], sizes=[1], bytes_max=8, pairs=[])
+@given(
+    texts=TEXTS,
+    sizes=st.lists(st.integers(1, 5)),
+    bytes_max=st.integers(1, 60),
+    pairs=st.lists(st.integers(0, 20), max_size=20),
+)
+@pytest.mark.parametrize("of", [Collect, Top])
+def test_the_values_of_a_list_end_with_the_one_that_reaches_the_bytes(
+    of: Any, texts: list[str], sizes: list[int], bytes_max: int, pairs: list[int]
+) -> None:
+    """However the values are divided, and in whichever order neighbouring parts are merged."""
+    expected, size = [], 0
+    for each in texts if of is Collect else sorted(texts, reverse=True):
+        if size < bytes_max and len(expected) < 7:
+            expected.append(each)
+            size += len(json.dumps(each, ensure_ascii=False).encode())
+    aggregate, left, parts = of("x", 7, bytes_max), texts, []
+    for each in (*sizes, len(texts)):
+        parts.append(aggregate.fold(left[:each], partial=False))
+        left = left[each:]
+    for each in (*pairs, *[0] * len(parts)):
+        at = each % len(parts)
+        parts[at : at + 2] = [aggregate.fold(parts[at : at + 2], partial=True)]
+    assert json.loads(parts[0] or "[]") == expected
+
+
+@pytest.mark.parametrize("batch", [1, 1_000])
+def test_large_values_fill_a_row_to_its_bound_whatever_the_batches_and_replays(batch: int, tmp_path: Any) -> None:
+    chance = random.Random(1)
+    rows = {0: [["k", chance.choice("abc") * chance.choice([5, 300, 3_000])] for _ in range(60)]}
+    spout = OpaqueMemoryTransactionalSpout(rows, Fields(k=str, x=str), batch)
+    builder = TransactionalTopologyBuilder("t", "spout", spout, 1)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "x.db", "found"))
+    aggregates = {"all": Collect("x", bytes_max=10_000), "top": Top("x", 50, bytes_max=10_000)}
+    builder.set_bolt("found", StateCommitter(state, ["k"], aggregates), 1).fields_grouping("spout", Fields("k"))
+    (row,) = run_on(builder.build(), rows, faults=[replay()]).table("found")
+    values = [value for _, value in rows[0]]
+    for name, ordered in (("all", values), ("top", sorted(values, reverse=True))):
+        found = json.loads(row[name])
+        assert found == ordered[: len(found)]
+        assert (
+            len(row[name]) - len(found) - 1 >= 10_000 > len(json.dumps(found[:-1], separators=(",", ":"))) - len(found)
+        )
+
+
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_all_work_in_a_committer_though_batches_are_replayed(tasks: int, tmp_path: Any) -> None:
     rows = {part: [["k", float(number)] for number in range(part, 100, 4)] for part in range(4)}
@@ -122,6 +171,7 @@ def test_all_work_in_a_committer_though_batches_are_replayed(tasks: int, tmp_pat
         (lambda: Quantile("x", 0.5).output_type(pa.string()), "a quantile of 'x' needs a number, not string"),
         (lambda: Collect(), "Collect needs a field"),
         (lambda: Collect("x", 0), "most is 0: give a number above 0"),
+        (lambda: Collect("x", bytes_max=0), "bytes_max is 0: give a number above 0"),
         (lambda: Collect("x").output_type(pa.list_(pa.int64())), "takes single values, not list"),
         (lambda: Top(), "Top needs a field"),
         (lambda: Top("x", 0), "most is 0: give a number above 0"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from framework import Fields
+from framework.errors import BatchTooLargeError
 from framework.execution import FailureKind, TaskFailure
 from framework.topology.spouts import LEFT_OUT, LEFT_OUT_FROM, REFUSED
 from framework.transactions.coordinator import (
@@ -82,6 +83,24 @@ def test_under_fail_and_for_the_spouts_own_refusals_nothing_is_left_out() -> Non
     assert not narrowing("fail").applies(plan, REFUSES)
     assert not narrowing().applies(plan, TaskFailure(FailureKind.BAD_RECORD, "spout", 0, "too many"))
     assert narrowing().applies(plan, REFUSES)
+
+
+@pytest.mark.parametrize("component", ["bolt", "spout"])
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_batch_that_is_too_large_is_halved_whatever_the_policy(component: str, policy: str) -> None:
+    too_large = TaskFailure.of(BatchTooLargeError("many partitions"), component, 0)
+    assert too_large.kind is FailureKind.BAD_RECORD
+    made, plan = narrowing(policy), ranges(p0=(0, 8))
+    assert made.applies(plan, too_large)
+    half: Any = made.narrowed(plan, too_large)
+    assert (held(half[0]), half[1]) == ({"0": range(4)}, True)
+    one = ranges(p0=(3, 4))
+    assert made.applies(one, too_large) == (policy == "skip" and component == "bolt")
+    alone: Any = made.narrowed(one, too_large)
+    if policy == "skip" and component == "bolt":
+        assert alone[0]["0"][REFUSED] == {"3": "bolt: many partitions"}
+    else:
+        assert alone.message == "partition 0, offset 3: many partitions"
 
 
 def test_plans_forget_the_oldest_left_out_records_of_each_partition_and_the_topology_goes_on() -> None:

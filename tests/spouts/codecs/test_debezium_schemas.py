@@ -17,7 +17,7 @@ import pytest
 from framework.errors import BadRecordError
 from framework.topology import Fields
 from spouts import DebeziumCodec
-from spouts.codecs import debezium, debezium_schema_cache
+from spouts.codecs import debezium, schema_cache
 from spouts.codecs.codec import Codec
 from spouts.codecs.debezium_changes import DebeziumChanges
 
@@ -278,7 +278,7 @@ def test_groups_are_in_the_order_of_their_first_values() -> None:
 
 @pytest.mark.parametrize("by", ["codec", "mirror", "key of a mirror"])
 def test_large_schemas_do_not_stay_in_memory(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(debezium_schema_cache, "KEPT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(schema_cache, "KEPT_BYTES_MAX", 1 << 20)
     codec, changes, small = DebeziumCodec(Fields(id=int)), DebeziumChanges(), record([ID], {"id": 1})
 
     def read(number: int) -> object:

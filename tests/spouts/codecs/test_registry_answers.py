@@ -8,6 +8,7 @@ import json
 import pickle
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from framework.errors import ConfigError, RetryableError, TopologyError
 from integration import RegistryServer
 from spouts import RegistryAvroCodec
-from spouts.codecs import registry_client, registry_codec
+from spouts.codecs import registry_client, registry_codec, schema_cache
 from tests.kit.avro import encoded, framed
 from tests.kit.avro_fuzz import fuzz_answers
 from tests.kit.registry_answers import answering, send
@@ -100,20 +101,41 @@ def test_an_unknown_id_that_is_registered_later_is_found(monkeypatch: pytest.Mon
         assert codec.decode_good(framed(1, GOOD))[0].num_rows == 1
 
 
-def test_ids_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_ids_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_codec, "_UNUSABLE_MAX", 10)
-    monkeypatch.setattr(registry_codec, "_DECODERS_MAX", 10)
     with answering(lambda request, _: send(request, *document(404, 40403))) as (url, _):
         codec = RegistryAvroCodec(url, schema=SMALL)
         codec.decode_good([value for n in range(50) for value in framed(n, GOOD)])
         assert codec._writers is not None
         assert list(codec._writers._unusable) == list(range(40, 50))
-    with answering(lambda request, _: send(request, 200, SCHEMA)) as (url, _):
+
+
+def test_large_schemas_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of one batch, as decoders or in the client, nor those of the batches before."""
+    for module in (schema_cache, registry_client):
+        monkeypatch.setattr(module, "KEPT_BYTES_MAX", 1 << 18)
+
+    def answer(request: BaseHTTPRequestHandler, number: int) -> None:
+        fields = [*SMALL["fields"], *({"name": f"f{number}_{n}", "type": ["null", "int"]} for n in range(500))]
+        send(request, 200, json.dumps({"schema": json.dumps({**SMALL, "fields": fields})}).encode())
+
+    with answering(answer) as (url, asked):
         codec = RegistryAvroCodec(url, schema=SMALL)
-        batch, _ = codec.decode_good([value for n in range(50) for value in framed(n, GOOD)])
-        assert batch.num_rows == 50
-        assert codec._writers is not None
-        assert len(codec._writers._decoders) == 10
+        codec.decode_good(framed(1_000, GOOD))  # imports the client
+        tracemalloc.start()
+        try:
+            for batch in range(2):
+                ids = range(batch * 20, batch * 20 + 20)
+                assert (
+                    codec.decode_good([value for n in ids for value in framed(n, GOOD + bytes(500))])[0].num_rows == 20
+                )
+            kept, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert most < 8 << 20, (kept, most)
+        assert len(asked) == 41
+        codec.decode_good([value for n in (39, 0) for value in framed(n, GOOD + bytes(500))])
+        assert len(asked) == 42  # the last is kept
 
 
 def test_a_large_answer_is_not_read_to_its_end() -> None:

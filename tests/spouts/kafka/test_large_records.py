@@ -11,11 +11,13 @@ import pytest
 from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, RatchetError
 from framework.transactions import MemoryStore
+from framework.transactions.documents import read_history
 from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.codecs import compressed
+from spouts.kafka import reader as kafka_reader
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
-from tests.kit.expansion import read_apart, send_bombs
+from tests.kit.expansion import CODEC, VALUE_BYTES, read_apart, send_bombs
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -139,6 +141,32 @@ def test_values_that_a_codec_decompresses_are_decoded_in_parts(
     assert {key for key in found if int(key.split()[1]) > bound} == {f"5 {3 * size}"}
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_a_batch_of_values_that_a_codec_expands_is_planned_again_in_halves(
+    topics: Topics, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of a batch wait together for a bolt with several tasks. Under "fail", too."""
+    monkeypatch.setattr(kafka_reader, "EXPANDED_BYTES_MAX", 450_000)
+    codec = compressed.CompressedCodec(TextCodec(), "zstd")
+    topics.create(name)
+    topics.send(name, [codec.compressed(b"%d" % (each % 10) * 100_000) for each in range(20)])
+    spout = OpaqueKafkaTransactionalSpout(
+        [name], bootstrap_servers=topics.bootstrap_servers, codec=codec, settings={"reader": reader}
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("sizes", Sizes(), 2).fields_grouping("spout", Fields("value"))
+    state = OpaqueMapState(MemoryBackend(name))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("sizes")
+    store = MemoryStore()
+    with submit(builder.build(), {"topology.max.attempts": 1}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        assert run.status().bad_records == 0
+    assert sum(row.value[0] for _, row in state.backend.scan()) == 20
+    ranges = [next(iter(each.plan.values())) for each in read_history(store, name)]
+    assert max(each["next_offset"] - each["first_offset"] for each in ranges) <= 4
+
+
 def test_a_limit_below_1_is_refused() -> None:
     with pytest.raises(ConfigError, match="record_bytes_max must be 1 or more"):
         OpaqueKafkaTransactionalSpout(["t"], record_bytes_max=0)
@@ -152,6 +180,23 @@ def test_memory_does_not_grow_with_the_number_of_batches_that_expand(topics: Top
     for count in (12, 36):
         send_bombs(topics, f"{name}-{count}", count, 4)
         records, peak = read_apart(topics.bootstrap_servers, f"{name}-{count}", reader)
+        assert records == count
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] * 1.5, peaks
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_memory_does_not_grow_with_the_number_of_values_that_a_codec_expands(
+    topics: Topics, name: str, reader: str
+) -> None:
+    """They are 1,600 bytes each in the topic, and 50 MB each for the bolt after the spout."""
+    peaks = []
+    for count in (4, 16):
+        topics.create(f"{name}-{count}")
+        topics.send(f"{name}-{count}", [CODEC.compressed(b"x" * VALUE_BYTES)] * count)
+        records, peak = read_apart(topics.bootstrap_servers, f"{name}-{count}", reader, "codec")
         assert records == count
         peaks.append(peak)
     assert peaks[1] < peaks[0] * 1.5, peaks
