@@ -122,8 +122,8 @@ def replay_letters(
 ) -> None:
     """Send all selected dead letters through the topology again, each exactly once. A running
     driver takes them up within seconds; without one, this command runs the topology until they are
-    done. A record that is refused again stays a dead letter. Exit status: 3 when some were refused
-    again."""
+    done. A record that is refused again stays a dead letter. Exit status: 3 when selected letters
+    stay: refused again, refused too often before, or cut."""
     wanted = _filter(places or [], topic, component, since, reason)
     with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
         if cancel:
@@ -146,7 +146,7 @@ def replay_letters(
         text += f"; {cut:,} left, which have only a part of their record" if cut else ""
         counts = {"replayed": len(meant) - len(back), "came_back": len(back), "came_back_often": often, "cut": cut}
         _say(output, as_json, text, "letters_replayed", **counts)
-        if back:
+        if back or often or cut:
             raise typer.Exit(EXIT_DIFFERS)
 
 

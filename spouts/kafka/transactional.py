@@ -36,7 +36,7 @@ from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.record_deserialization import RecordFilter
 from spouts.kafka.spout_argument_checks import above_0, at_least_1, checked_group
-from spouts.kafka.start_end_options import checked_bounds
+from spouts.kafka.start_end_options import check_order, checked_bounds
 from spouts.kafka.topic_streams import (
     RECORD_BYTES_MAX,
     TopicStream,
@@ -155,6 +155,8 @@ class _KafkaSpout:
             start_group=checked_group("start_group", start_group) if start_group is not None else None,
             end=checked_bounds("end", end, names, words=("latest",)) if end is not None else None,
         )
+        if self._source.end is not None:
+            check_order(self._source.start, self._source.end)
         self._settings = KafkaSettings(bootstrap_servers, settings)
         checked = checked_streams(
             streams,
