@@ -103,7 +103,9 @@ def check_order(start: Bounds, end: Bounds) -> None:
         shared += [(f" of {each}", these[each], those[each]) for each in sorted(these.keys() & those.keys())]
     for where, first, last in shared:
         if isinstance(first, (int, tuple)) and type(first) is type(last) and last < first:  # type: ignore[operator]
-            raise ConfigError(f"end{where} is before start ({text_of_bound(last)}, {text_of_bound(first)}): exchange them")
+            raise ConfigError(
+                f"end{where} is before start ({text_of_bound(last)}, {text_of_bound(first)}): exchange them"
+            )
 
 
 def _place(name: str, key: object, topics: Collection[str]) -> tuple[str, int | None]:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from framework import Fields
 from framework.errors import BadRecordError, TopologyError
 from framework.testing.conformance import CodecContract
+from ratchet import CloudEvents, Json
 from spouts import (
     BytesCodec,
     CloudEventsCodec,
@@ -413,6 +414,22 @@ def test_binary_events_have_their_attributes_in_headers() -> None:
     batch = pa.RecordBatch.from_pylist([{"n": 1, "ce_id": "1", "ce_type": "t"}])
     codec.check_encodable(Fields.of_schema(batch.schema))
     assert codec.encode(batch).to_pylist() == [b'{"n":1}']
+    without = pa.RecordBatch.from_pylist([{"n": 1, "ce_id": None, "ce_type": "t"}], batch.schema)
+    with pytest.raises(BadRecordError, match="ce_id is None, and an event needs it"):
+        codec.encode(without)
+
+
+def test_structured_events_have_a_header_by_which_other_libraries_know_them() -> None:
+    """Kafka binding of CloudEvents, 3.3.1."""
+    codec = CloudEventsCodec(JsonCodec(Fields(n=int)))
+    assert codec.headers() == {"content-type": b"application/cloudevents+json; charset=UTF-8"}
+    assert codec.header_codecs() == {}
+
+
+def test_a_format_of_events_has_the_headers_of_its_codec() -> None:
+    made = CloudEvents(Json(n=int), mode="binary")
+    codec = CloudEventsCodec(JsonCodec(Fields(n=int)), mode="binary")
+    assert made.headers() == codec.headers() and made.header_codecs().keys() == codec.header_codecs().keys()
 
 
 @pytest.mark.parametrize(

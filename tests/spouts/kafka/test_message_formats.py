@@ -104,14 +104,12 @@ def test_old_messages_are_read_as_they_were_written(old: Topics, reader: str) ->
     kind: Any = NativeSession if reader == "native" else KafkaSession
     session = kind(KafkaSettings(old.bootstrap_servers, None), "formats")
     end = held[-1].offset + 1
-    found = []
     try:
         for first, last in [(0, end), (2, 10), (8, 9), (4, 7), (end - 1, end)]:
-            found = [
-                Old(*row)
-                for chunk in session.read({(TOPIC, 0): Range(first, last)}, EVERYTHING)
-                for row in zip(*(chunk.metadata(each).to_pylist() for each in ("offset", "key", "value", "timestamp_ms")))
-            ]
+            found = []
+            for chunk in session.read({(TOPIC, 0): Range(first, last)}, EVERYTHING):
+                columns = [chunk.metadata(each).to_pylist() for each in ("offset", "key", "value", "timestamp_ms")]
+                found += map(Old, *columns)
             assert found == [each for each in held if first <= each.offset < last]
     finally:
         session.close()
