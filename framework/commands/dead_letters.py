@@ -235,12 +235,13 @@ def _filter(
 def _group_line(group: LetterGroup, *, as_json: bool) -> str:
     if as_json:
         return json_text({"type": "dead_letter_group", **asdict(group)})
+    offsets = f", offset {group.first_offset}" + (f" to {group.last_offset}" if group.letters > 1 else "")
     came_back = f", came back up to {group.attempts} times" if group.attempts else ""
     times = ""
     if group.oldest_ms is not None and group.newest_ms is not None:
         times = f", {_moment(group.oldest_ms)} to {_moment(group.newest_ms)}"
     return printable(
-        f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{times}{came_back}"
+        f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{offsets}{times}{came_back}"
     )
 
 
