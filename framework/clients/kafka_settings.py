@@ -103,6 +103,9 @@ _TOKENS = "oauth_cb"
 #: be joined by partition; records without a key go to any partition. The user may override it.
 _PRODUCER_DEFAULTS = {"partitioner": "murmur2_random"}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
+#: The largest record of a producer. librdkafka makes no consumer whose ``fetch.max.bytes`` is below
+#: it, though a consumer reads larger records.
+_SENT_MAX = "message.max.bytes"
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
 
@@ -199,7 +202,7 @@ class KafkaSettings:
         group. ``queues``: the number of partitions, if each has a queue of its own; by default they
         share one."""
         defaults = {**_CONSUMER_DEFAULTS, **(_share_of(queues) if queues is not None else {})}
-        return {**_DEFAULTS, **defaults, **self._revealed({*_PRODUCER}), **_CONSUMER, "group.id": group}
+        return {**_DEFAULTS, **defaults, **self._revealed({*_PRODUCER, _SENT_MAX}), **_CONSUMER, "group.id": group}
 
     def admin(self) -> dict[str, Any]:
         """Settings of an admin client."""

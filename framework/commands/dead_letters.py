@@ -122,8 +122,8 @@ def replay_letters(
 ) -> None:
     """Send all selected dead letters through the topology again, each exactly once. A running
     driver takes them up within seconds; without one, this command runs the topology until they are
-    done. A record that is refused again stays a dead letter. Exit status: 3 when some were refused
-    again."""
+    done. A record that is refused again stays a dead letter. Exit status: 3 when selected letters
+    stay: refused again, refused too often before, or cut."""
     wanted = _filter(places or [], topic, component, since, reason)
     with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
         if cancel:
@@ -146,7 +146,7 @@ def replay_letters(
         text += f"; {cut:,} left, which have only a part of their record" if cut else ""
         counts = {"replayed": len(meant) - len(back), "came_back": len(back), "came_back_often": often, "cut": cut}
         _say(output, as_json, text, "letters_replayed", **counts)
-        if back:
+        if back or often or cut:
             raise typer.Exit(EXIT_DIFFERS)
 
 
@@ -235,12 +235,13 @@ def _filter(
 def _group_line(group: LetterGroup, *, as_json: bool) -> str:
     if as_json:
         return json_text({"type": "dead_letter_group", **asdict(group)})
+    offsets = f", offset {group.first_offset}" + (f" to {group.last_offset}" if group.letters > 1 else "")
     came_back = f", came back up to {group.attempts} times" if group.attempts else ""
     times = ""
     if group.oldest_ms is not None and group.newest_ms is not None:
         times = f", {_moment(group.oldest_ms)} to {_moment(group.newest_ms)}"
     return printable(
-        f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{times}{came_back}"
+        f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{offsets}{times}{came_back}"
     )
 
 

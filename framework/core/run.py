@@ -38,11 +38,7 @@ class CoreTopologyFailed(RatchetError):
     @staticmethod
     def of(failure: ComponentError) -> CoreTopologyFailed:
         """The error class that matches the failure, for callers that catch errors by recovery."""
-        kind: type[CoreTopologyFailed] = CoreTopologyFailed
-        if failure.failure is FailureKind.DATA_LOSS:
-            kind = CoreTopologyLostData
-        elif failure.failure is FailureKind.BAD_RECORD:
-            kind = CoreTopologyMetBadRecord
+        kind = _ERRORS.get(failure.failure, CoreTopologyFailed)
         return kind(f"{failure}\n{failure.trace}".rstrip())
 
 
@@ -57,6 +53,17 @@ class CoreTopologyMetBadRecord(CoreTopologyFailed, BadRecordError):
         super().__init__("", about)
         # includes the stack trace, so it has several lines and no length limit
         self.args = (message,)
+
+
+class CoreTopologyMisconfigured(CoreTopologyFailed, ConfigError):
+    """A core topology ended because a setting is wrong, as its source has shown."""
+
+
+_ERRORS: dict[FailureKind, type[CoreTopologyFailed]] = {
+    FailureKind.DATA_LOSS: CoreTopologyLostData,
+    FailureKind.BAD_RECORD: CoreTopologyMetBadRecord,
+    FailureKind.MISCONFIGURED: CoreTopologyMisconfigured,
+}
 
 
 class CoreRun(RunningThread):

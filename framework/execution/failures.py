@@ -70,6 +70,13 @@ class FailureKind(Enum):
     BAD_RECORD = "bad record"
     #: A replay cannot help: stop the topology.
     FATAL = "fatal"
+    #: ``ConfigError``: as ``FATAL``, and the user can correct the settings.
+    MISCONFIGURED = "misconfigured"
+
+    @property
+    def stops(self) -> bool:
+        """Whether the topology stops at the first failure."""
+        return self in (FailureKind.FATAL, FailureKind.MISCONFIGURED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ class TaskFailure:
             trace=trace,
             epoch=getattr(error, "epoch", None),
             error=type(error).__name__,
-            where=users_line(error) if kind in (FailureKind.ERROR, FailureKind.BAD_RECORD, FailureKind.FATAL) else "",
+            where=users_line(error) if kind.stops or kind in (FailureKind.ERROR, FailureKind.BAD_RECORD) else "",
             advice=getattr(error, "advice", ""),
             about=about or getattr(error, "about", ""),
         )
@@ -193,6 +200,7 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
     (StaleWriterError, FailureKind.STALE),
     (DataLossError, FailureKind.DATA_LOSS),
     (BadRecordError, FailureKind.BAD_RECORD),
+    (ConfigError, FailureKind.MISCONFIGURED),
     (FATAL_ERRORS, FailureKind.FATAL),
     # values that do not fit the declared fields: no replay changes them
     (TopologyError, FailureKind.FATAL),

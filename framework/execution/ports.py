@@ -229,6 +229,7 @@ def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:
     same failure."""
     gravity = [
         FailureKind.FATAL,
+        FailureKind.MISCONFIGURED,
         FailureKind.DATA_LOSS,
         FailureKind.STALE,
         FailureKind.BAD_RECORD,

@@ -55,12 +55,15 @@ def since_ms_of(text: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class LetterGroup:
-    """Letters of one partition and one reason. ``attempts``: the most that one of them has."""
+    """Letters of one partition and one reason. ``first_offset``, ``last_offset``: of the records.
+    ``attempts``: the most that one of them has."""
 
     topic: str
     partition: int
     component: str
     reason: str
+    first_offset: int
+    last_offset: int
     letters: int = 0
     attempts: int = 0
     oldest_ms: int | None = None
@@ -68,6 +71,8 @@ class LetterGroup:
 
     def add(self, letter: Letter) -> None:
         self.letters += 1
+        self.first_offset = min(self.first_offset, letter.offset)
+        self.last_offset = max(self.last_offset, letter.offset)
         self.attempts = max(self.attempts, letter.attempts)
         if letter.timestamp_ms is not None:
             self.oldest_ms = min(letter.timestamp_ms, self.oldest_ms or letter.timestamp_ms)
@@ -95,7 +100,12 @@ class Letters:
             key = each.topic, each.partition, component, reason
             if key not in groups:
                 groups[key] = LetterGroup(
-                    topic=each.topic, partition=each.partition, component=component, reason=reason
+                    topic=each.topic,
+                    partition=each.partition,
+                    component=component,
+                    reason=reason,
+                    first_offset=each.offset,
+                    last_offset=each.offset,
                 )
             groups[key].add(each)
         return sorted(groups.values(), key=lambda each: (each.topic, each.partition, -each.letters, each.reason))

@@ -67,7 +67,7 @@ def json_encoder(declared: pa.DataType, *, non_finite: bool = True) -> Conversio
         return _float_or_name if non_finite else _finite
     if types.is_string(declared) or types.is_large_string(declared):
         return _text
-    if types.is_binary(declared) or types.is_large_binary(declared):
+    if types.is_binary(declared) or types.is_large_binary(declared) or types.is_fixed_size_binary(declared):
         return lambda value: base64.b64encode(value).decode()
     if types.is_timestamp(declared):
         zone = "Z" if declared.tz is not None else ""

@@ -571,7 +571,7 @@ class Coordinator:
         # end an operator has to look.
         if failure.kind in (FailureKind.ERROR, FailureKind.DATA_LOSS, FailureKind.STALE):
             self._errors[txid] = self._errors.get(txid, 0) + 1
-        if failure.kind is FailureKind.FATAL or (self._errors.get(txid, 0) >= self._max_attempts > 0 and not refused):
+        if failure.kind.stops or (self._errors.get(txid, 0) >= self._max_attempts > 0 and not refused):
             return self._stop_now(failure)
         if failure.kind is FailureKind.DATA_LOSS:
             stop = self._lost(self._active[txid], failure)

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from framework.coordination.step_generators import Steps, Threads
-from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError, reason_of
-from framework.execution.failures import FailureKind, TaskFailure, trace_of, users_errors
+from framework.errors import ConfigError, RatchetError, RetryableError, reason_of
+from framework.execution.failures import FailureKind, TaskFailure, kind_of, trace_of, users_errors
 from framework.observe.logs import get_logger
 from framework.topology.spouts import Backlog, PartitionPlanner
 from framework.transactions.commit_pace import NO_PACE, CommitPace, Pacer
@@ -276,8 +276,9 @@ class PlanningThread:
 
     def _fail(self, error: BaseException) -> None:
         """Handle an error of the planner, which is user code: it ends the run."""
-        lost = isinstance(error, DataLossError)
-        kind = FailureKind.DATA_LOSS if lost else FailureKind.FATAL
+        kind = kind_of(error)
+        if kind not in (FailureKind.DATA_LOSS, FailureKind.MISCONFIGURED):
+            kind = FailureKind.FATAL
         trace = "" if isinstance(error, RatchetError) else trace_of(error)
         message = str(error) if isinstance(error, RatchetError) else reason_of(f"{type(error).__name__}: {error}")
         self._on_failure(TaskFailure(kind, "planner", 0, message, trace=trace, error=type(error).__name__))

@@ -54,9 +54,7 @@ class TopologyFailed(RatchetError):
     @staticmethod
     def of(failure: TaskFailure) -> TopologyFailed:
         """The error class that matches the failure, for callers that catch errors by recovery."""
-        if failure.kind is FailureKind.DATA_LOSS:
-            return TopologyLostData(failure)
-        return TopologyMetBadRecord(failure) if failure.kind is FailureKind.BAD_RECORD else TopologyFailed(failure)
+        return _ERRORS.get(failure.kind, TopologyFailed)(failure)
 
 
 class TopologyLostData(TopologyFailed, DataLossError):
@@ -67,6 +65,17 @@ class TopologyLostData(TopologyFailed, DataLossError):
 class TopologyMetBadRecord(TopologyFailed, BadRecordError):
     """A run ended because of records that cannot be decoded. The message names topic, partition and
     offset."""
+
+
+class TopologyMisconfigured(TopologyFailed, ConfigError):
+    """A run ended because a setting is wrong, as the source or a sink has shown."""
+
+
+_ERRORS = {
+    FailureKind.DATA_LOSS: TopologyLostData,
+    FailureKind.BAD_RECORD: TopologyMetBadRecord,
+    FailureKind.MISCONFIGURED: TopologyMisconfigured,
+}
 
 
 class Run(RunningThread):

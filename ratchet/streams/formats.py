@@ -158,10 +158,15 @@ def Csv(*, delimiter: str = ",", quote: str = '"', null: str = "", **types: Fiel
     return Whole(CsvCodec(Fields.of(types), delimiter=delimiter, quote=quote, null=null))
 
 
-def CloudEvents(data: Format | Codec, **options: Any) -> Format:
+class CloudEvents(Whole):
     """CloudEvents around data of a format of its own. ``options``: of
     ``spouts.CloudEventsCodec``."""
-    return Whole(CloudEventsCodec(_codec(data), **options))
+
+    def __init__(self, data: Format | Codec, **options: Any) -> None:
+        events = CloudEventsCodec(_codec(data), **options)
+        super().__init__(events)
+        #: For ``headers=`` of ``read_kafka`` and of ``to_kafka``, as of the codec.
+        self.header_codecs, self.headers = events.header_codecs, events.headers
 
 
 def Compressed(inside: Format | Codec, compression: Compression, **options: Any) -> Format:

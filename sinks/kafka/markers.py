@@ -262,7 +262,7 @@ def _last_of_each_key(
     deadline = time.monotonic() + STEP_TIMEOUT_S
     patience = time.monotonic() + OPEN_PATIENCE_S
     end = _end_of(where, errors, admin, deadline, IsolationLevel.READ_UNCOMMITTED)
-    consumer = Consumer(settings.consumer(topic))
+    consumer = errors.made(lambda: Consumer(settings.consumer(topic)))
     last: dict[bytes | None, tuple[int, bytes]] = {}
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -300,7 +300,8 @@ def _end_open(
 
     The record at that offset is the marker of this kafka_txn, and its key names the writer. Does
     nothing if the writer belongs to another topology."""
-    consumer = Consumer({**settings.consumer(where.topic), "isolation.level": "read_uncommitted"})
+    given = {**settings.consumer(where.topic), "isolation.level": "read_uncommitted"}
+    consumer = errors.made(lambda: Consumer(given))
     try:
         consumer.assign([where])
         found = None

@@ -26,6 +26,8 @@ PREFIX = "ce_"
 ATTRIBUTES = ("id", "source", "type", "subject", "time")
 _REQUIRED = ("id", "source", "type")
 _VERSION = "1.0"
+#: The content type of an event in structured mode.
+_STRUCTURED = b"application/cloudevents+json; charset=UTF-8"
 _TIME = pa.timestamp("us", "UTC")
 _TEXT_OF_TIME = json_encoder(_TIME)
 _SPACE = " \t\n\r"
@@ -47,8 +49,8 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
     ``id``, ``source`` or ``type``, a ``time`` that is none, and data that ``codec`` refuses.
 
     ``KafkaSink(value_codec=...)`` writes events of the fields ``ce_id``, ``ce_source``, ``ce_type``
-    and the other ``attributes`` that the rows have; in binary mode, give it
-    ``headers=codec.headers()``. ``content_type``: of the data that is written.
+    and the other ``attributes`` that the rows have. Give it ``headers=codec.headers()``, too.
+    ``content_type``: of the data that is written.
 
     >>> from spouts import JsonCodec
     >>> codec = CloudEventsCodec(JsonCodec(Fields(n=int)), attributes=["id", "type"])
@@ -71,10 +73,10 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
             raise TopologyError(f"CloudEventsCodec: mode must be 'structured' or 'binary', not {mode!r}")
         if isinstance(attributes, str) or not all(isinstance(each, str) and each for each in attributes):
             raise TopologyError(f"CloudEventsCodec: attributes={attributes!r}: give a list of names")
-        self._codec, self._mode, self._attributes = codec, mode, tuple(attributes)
+        self._codec, self._is_binary, self._attributes = codec, mode == "binary", tuple(attributes)
         self._content_type = content_type
         types = {name: codec.fields.type_of(name) for name in codec.fields}
-        if mode == "structured":
+        if not self._is_binary:
             for name in self._attributes:
                 if PREFIX + name in types:
                     raise TopologyError(f"CloudEventsCodec: the data has a field {PREFIX + name!r}, too: leave one out")
@@ -82,17 +84,19 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         self.fields = Fields.of(types)
 
     def header_codecs(self) -> dict[str, Codec]:
-        """Binary mode: what the spout decodes the headers with."""
-        return {PREFIX + name: TextCodec(PREFIX + name) for name in self._attributes}
+        """What the spout decodes the headers with: in binary mode, the attributes."""
+        return {PREFIX + name: TextCodec(PREFIX + name) for name in self._attributes} if self._is_binary else {}
 
     def headers(self) -> dict[str, str | bytes]:
-        """Binary mode: what ``KafkaSink(headers=...)`` adds; the fields of the attributes are
-        text."""
+        """What ``KafkaSink(headers=...)`` adds. Other libraries tell the modes apart by these
+        headers. In binary mode, the fields of the attributes are text."""
+        if not self._is_binary:
+            return {"content-type": _STRUCTURED}
         fixed = {f"{PREFIX}specversion": _VERSION.encode(), "content-type": self._content_type.encode()}
         return {**fixed, **{PREFIX + name: PREFIX + name for name in self._attributes}}
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        if self._mode == "binary":
+        if self._is_binary:
             return self._codec.decode_good(values)
         bad: list[BadRecord] = []
         places: list[int] = []
@@ -122,22 +126,20 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         ours = self._own(fields.names)
         encoder(self._codec).check_encodable(fields.select([each for each in fields if each not in ours]))
         missing = [PREFIX + each for each in _REQUIRED if PREFIX + each not in ours]
-        if missing and self._mode == "structured":
+        if missing and not self._is_binary:
             raise TopologyError(f"CloudEventsCodec: an event needs the fields {', '.join(missing)}")
 
     def encode(self, batch: pa.RecordBatch) -> pa.Array:
         """One value for each row. Raises ``BadRecordError`` for a row that is no event."""
         ours = self._own(batch.schema.names)
         data = encoder(self._codec).encode(batch.select([each for each in batch.schema.names if each not in ours]))
-        if self._mode == "binary":
+        rows = [dict(zip(ours, row, strict=True)) for row in rows_of(batch.select(ours))] if ours else []
+        for row in rows:
+            _check_required(row)
+        if self._is_binary:
             return data
-        rows = rows_of(batch.select(ours))
         return pa.array(
-            [
-                self._event(dict(zip(ours, row, strict=True)), each.as_py())
-                for row, each in zip(rows, data, strict=True)
-            ],
-            pa.large_binary(),
+            [self._event(row, each.as_py()) for row, each in zip(rows, data, strict=True)], pa.large_binary()
         )
 
     def _own(self, names: Sequence[str]) -> list[str]:
@@ -147,8 +149,6 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         document: dict[str, Any] = {"specversion": _VERSION}
         for name, value in row.items():
             attribute = name.removeprefix(PREFIX)
-            if not value and attribute in _REQUIRED:
-                raise BadRecordError(f"{name} is {value!r}, and an event needs it")
             if value is not None:
                 document[attribute] = _TEXT_OF_TIME(value) if attribute == "time" else value
         document["datacontenttype"] = self._content_type
@@ -172,6 +172,13 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         if time is not None and moments(pa.array([time]), _TIME).null_count:
             raise ValueError(f"time is {time!r:.{_SHOWN}}, which is no moment of RFC 3339")
         return found, _data_of(members)
+
+
+def _check_required(row: Mapping[str, Any]) -> None:
+    """Raise ``BadRecordError`` for a row without an attribute that each event has."""
+    for name in _REQUIRED:
+        if PREFIX + name in row and not row[PREFIX + name]:
+            raise BadRecordError(f"{PREFIX}{name} is {row[PREFIX + name]!r}, and an event needs it")
 
 
 def _data_of(members: Mapping[str, tuple[str, Any]]) -> bytes | None:

@@ -14,7 +14,9 @@ from framework.errors import TopologyError
 from framework.local_paths import local_path
 
 _TYPES = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
-_REFUSED = ("oneOf", "anyOf", "allOf", "not", "if", "patternProperties", "prefixItems", "$dynamicRef")
+_ALTERNATIVES = ("oneOf", "anyOf", "allOf")
+_OTHERWISE = ("not", "if", "patternProperties", "prefixItems", "$dynamicRef")
+_REFUSED = (*_ALTERNATIVES, *_OTHERWISE)
 
 
 #: Where the documents stand that others refer to.
@@ -84,10 +86,10 @@ def _fields(node: Mapping[str, Any], document: Mapping[str, Any], where: str) ->
 
 def _type(node: Any, document: Mapping[str, Any], where: str) -> tuple[pa.DataType, bool]:
     """The Arrow type at a place, and whether null is allowed there."""
-    node = resolved(node, document, where)
+    node, optional = _resolved(node, document, where)
     declared = node.get("type", "object" if "properties" in node else None)
     kinds = [declared] if isinstance(declared, str) else list(declared or ())
-    nullable = "null" in kinds
+    nullable = optional or "null" in kinds
     kinds = [kind for kind in kinds if kind != "null"]
     if sorted(kinds) == ["integer", "number"]:
         kinds = ["number"]
@@ -109,9 +111,23 @@ def _type(node: Any, document: Mapping[str, Any], where: str) -> tuple[pa.DataTy
 
 
 def resolved(node: Any, document: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The node itself, or the node in the same document that its ``$ref`` points to."""
+    """The node itself, the node in the same document that its ``$ref`` points to, or the only one
+    besides null among its alternatives."""
+    return _resolved(node, document, where)[0]
+
+
+def _resolved(node: Any, document: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], bool]:
+    """The same, and whether null was among the alternatives."""
     seen: list[str] = []
-    while isinstance(node, Mapping) and "$ref" in node:
+    nullable = False
+    while isinstance(node, Mapping):
+        only = _only_alternative(node)
+        if only is not None:
+            node, or_null = only
+            nullable |= or_null
+            continue
+        if "$ref" not in node:
+            break
         reference = str(node["$ref"])
         if reference in seen or len(where) > 500 or not (reference == "#" or reference.startswith("#/")):
             raise TopologyError(f"JSON Schema, {where}: $ref {reference!r} does not lead to a type in this document")
@@ -129,7 +145,19 @@ def resolved(node: Any, document: Mapping[str, Any], where: str) -> Mapping[str,
             raise TopologyError(
                 f"JSON Schema, {where}: {keyword} has no one Arrow type; write the type out, or leave it out"
             )
-    return node
+    return node, nullable
+
+
+def _only_alternative(node: Mapping[str, Any]) -> tuple[Any, bool] | None:
+    """The only alternative of a node besides null, and whether null is one; None if there are
+    others, or if the node itself has a type."""
+    given = [each for each in _ALTERNATIVES if each in node]
+    if len(given) != 1 or any(each in node for each in ("type", "properties", "$ref", *_OTHERWISE)):
+        return None
+    options = node[given[0]] if isinstance(node[given[0]], list) else []
+    others = [each for each in options if not (isinstance(each, Mapping) and each.get("type") == "null")]
+    or_null = len(others) < len(options)
+    return (others[0], or_null) if len(others) == 1 and not (or_null and given[0] == "allOf") else None
 
 
 def schema_of_sample(values: Sequence[bytes]) -> pa.Schema:

@@ -25,7 +25,8 @@ class MessagePackCodec(BulkCodec, EncodingCodec):
     ``fields``: typed ``Fields`` or an Arrow schema. Other keys of the maps are ignored. A missing
     key is null. Numbers, text, binary, booleans, arrays and maps are those of the type; timestamps
     are MessagePack's extension type, so a field of them is a timestamp in UTC. A whole float is
-    read as an integer, and text and binary as each other.
+    read as an integer, and text and binary as each other. Other types, such as dates and decimals,
+    cannot be encoded.
 
     Errors: a value of another type, an integer beyond the type, a timestamp outside the years 1 to
     9999, text that is not UTF-8, bytes after the map, and a value that is no map.
@@ -51,9 +52,20 @@ class MessagePackCodec(BulkCodec, EncodingCodec):
                 raise ValueError(f"{name}: {error}") from error
         return pa.RecordBatch.from_arrays(columns, names=[*self._types])
 
+    def check_encodable(self, fields: Fields) -> None:
+        """Raises ``TopologyError`` as every codec does, and for types that MessagePack does not
+        have."""
+        super().check_encodable(fields)
+        for name in fields:
+            if not _is_held(self._types[name]):
+                raise TopologyError(
+                    f"MessagePackCodec: field {name!r} is {self._types[name]}, which MessagePack does not hold: cast it to text, "
+                    "a number or a timestamp"
+                )
+
     def encode_row(self, row: Mapping[str, Any]) -> bytes:
         maps = {name: _with_maps(row[name], self._types[name], name) for name in self._of_maps if name in row}
-        return bytes(msgpack.packb({**row, **maps}, datetime=True))
+        return bytes(msgpack.packb({**row, **maps}, datetime=True, default=_in_utc))
 
 
 def declared_types(codec: str, fields: Fields | pa.Schema) -> tuple[Fields, dict[str, pa.DataType]]:
@@ -89,12 +101,34 @@ _KINDS: list[tuple[Callable[[pa.DataType], bool], frozenset[type]]] = [
     (pa.types.is_integer, frozenset({int, float})),
     (pa.types.is_floating, frozenset({int, float})),
     (pa.types.is_timestamp, frozenset({datetime.datetime})),
-    (pa.types.is_string, frozenset({str, bytes})),
-    (pa.types.is_binary, frozenset({str, bytes})),
+    *(
+        (each, frozenset({str, bytes}))
+        for each in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_fixed_size_binary,
+        )
+    ),
     (pa.types.is_map, frozenset({dict})),
     (pa.types.is_struct, frozenset({dict})),
     (pa.types.is_list, frozenset({list})),
+    (pa.types.is_large_list, frozenset({list})),
 ]
+
+
+def _is_held(declared: pa.DataType) -> bool:
+    """Whether MessagePack has values of this type."""
+    parts = [declared.field(number).type for number in range(declared.num_fields)]
+    return any(is_of(declared) for is_of, _ in _KINDS) and all(map(_is_held, parts))
+
+
+def _in_utc(value: Any) -> Any:
+    """A moment without a zone as the extension type needs it."""
+    if isinstance(value, datetime.datetime) and value.tzinfo is None:
+        return value.replace(tzinfo=datetime.UTC)
+    raise TypeError(f"MessagePack has no {type(value).__name__}")
 
 
 def _check_kinds(values: Sequence[Any], declared: pa.DataType) -> None:
@@ -111,7 +145,7 @@ def _check_kinds(values: Sequence[Any], declared: pa.DataType) -> None:
     elif pa.types.is_map(declared):
         _check_kinds([key for each in present for key in each], declared.key_type)
         _check_kinds([item for each in present for item in each.values()], declared.item_type)
-    elif pa.types.is_list(declared):
+    elif pa.types.is_list(declared) or pa.types.is_large_list(declared):
         _check_kinds([item for each in present for item in each], declared.value_type)
 
 

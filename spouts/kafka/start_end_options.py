@@ -95,6 +95,19 @@ def checked_bounds(
     return Bounds(None, by_topic, by_partition)
 
 
+def check_order(start: Bounds, end: Bounds) -> None:
+    """Raise ``ConfigError`` where reading would end before it starts, as far as no log is needed to
+    know."""
+    shared = [("", start.everywhere, end.everywhere)]
+    for these, those in ((start.topics, end.topics), (start.partitions, end.partitions)):
+        shared += [(f" of {each}", these[each], those[each]) for each in sorted(these.keys() & those.keys())]
+    for where, first, last in shared:
+        if isinstance(first, (int, tuple)) and type(first) is type(last) and last < first:  # type: ignore[operator]
+            raise ConfigError(
+                f"end{where} is before start ({text_of_bound(last)}, {text_of_bound(first)}): exchange them"
+            )
+
+
 def _place(name: str, key: object, topics: Collection[str]) -> tuple[str, int | None]:
     if isinstance(key, int) and not isinstance(key, bool):
         if len(topics) != 1:

@@ -101,10 +101,10 @@ def peek(
     as_json: AsJson = False,
 ) -> None:
     """Show the last committed records of a topic."""
-    with _connected(kafka, config, overrides) as (settings, _):
-        begins, ends = _bounds(AdminClient(settings.admin()), topic)
+    with _connected(kafka, config, overrides) as (settings, errors):
+        begins, ends = _bounds(errors.made(lambda: AdminClient(settings.admin())), topic)
         share = max(limit // max(len(ends), 1), 1)
-        consumer = Consumer(settings.consumer("ratchet-peek"))
+        consumer = errors.made(lambda: Consumer(settings.consumer("ratchet-peek")))
         try:
             found = (
                 each

@@ -37,7 +37,7 @@ from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.record_deserialization import RecordFilter
 from spouts.kafka.spout_argument_checks import above_0, at_least_1, checked_group
-from spouts.kafka.start_end_options import checked_bounds
+from spouts.kafka.start_end_options import check_order, checked_bounds
 from spouts.kafka.topic_streams import (
     RECORD_BYTES_MAX,
     TopicStream,
@@ -166,6 +166,8 @@ class _KafkaSpout:
         if keep_transactions:
             others = {"end": end, "read_first": read_first, "partition_records_max": partition_records_max}
             _check_transactions(names, others)
+        if self._source.end is not None:
+            check_order(self._source.start, self._source.end)
         self._settings = KafkaSettings(bootstrap_servers, settings)
         checked = checked_streams(
             streams,

@@ -25,11 +25,13 @@ from framework import (
     Tuple,
     submit,
 )
-from framework.errors import BadRecordError
+from framework.core.round_protocol import ComponentError, ErrorKind
+from framework.errors import BadRecordError, ConfigError, CorruptStateError, DataLossError, TopologyError
 from framework.execution.failures import FailureKind, TaskFailure, is_users_file, kind_of
 from framework.execution.spark.code_archive import make_archive
 from framework.transactions import MemoryStore
 from spouts import MemoryTransactionalSpout
+from spouts.codecs.registry_client import RefusedSchemaError
 from tests.kit.core_parts import ListSpout
 from tests.kit.processes import ROOT
 
@@ -119,6 +121,25 @@ def test_a_field_that_no_tuple_has_ends_a_topology_at_the_first_attempt(
     assert run.status().attempts_failed == 1
     assert error.value.failure.kind is FailureKind.FATAL
     assert "test_failures.py" in error.value.failure.where
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConfigError("x"), ConfigError),
+        (RefusedSchemaError("x"), ConfigError),
+        (DataLossError("x"), DataLossError),
+        (BadRecordError("x"), BadRecordError),
+        (CorruptStateError("x"), None),
+        (TopologyError("x"), None),
+    ],
+)
+def test_the_error_of_a_run_has_the_class_by_which_to_recover(error: Exception, kind: type[Exception] | None) -> None:
+    of_core = ComponentError.of(error, ErrorKind.FATAL, "bolt", 0)
+    for raised in (TopologyFailed.of(TaskFailure.of(error, "bolt", 0)), CoreTopologyFailed.of(of_core)):
+        assert [each for each in (ConfigError, DataLossError, BadRecordError) if isinstance(raised, each)] == (
+            [kind] if kind is not None else []
+        )
 
 
 def test_a_field_that_no_tuple_has_ends_a_core_topology_at_the_first_tuple(tmp_path: Path) -> None:

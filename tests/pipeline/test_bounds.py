@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -18,6 +19,7 @@ from confluent_kafka import Consumer, TopicPartition
 from structlog.testing import capture_logs
 
 from framework import Config, Run, TopologyFailed
+from framework.commands.exit_status import EXIT_MISUSED, exit_codes
 from framework.coordination import MemoryStore, store_of
 from framework.inspect.topologies import read_topology
 from framework.transactions import committed_txid
@@ -222,13 +224,22 @@ def test_a_group_and_a_start_for_the_rest(runs: KafkaRuns) -> None:
     assert runs.counts() == {"p0": 6}
 
 
-def test_a_group_without_offsets_is_refused(runs: KafkaRuns) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "problem"),
+    [
+        ({"start_group": "none"}, "group 'none' has committed no offset of"),
+        pytest.param({"start": {0: 1}}, "start is offset 1 of partition", marks=pytest.mark.slow),
+        pytest.param({"end": "2999-01-01T00:00:00Z"}, "s in the future", marks=pytest.mark.slow),
+    ],
+)
+def test_bounds_that_the_source_does_not_have_are_a_mistake_in_the_configuration(
+    runs: KafkaRuns, bounds: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs.topics.create(runs.name)
-    with (
-        pytest.raises(TopologyFailed, match="group 'none' has committed no offset of"),
-        runs.start(start_group="none") as run,
-    ):
+    with pytest.raises(SystemExit) as ended, exit_codes(), runs.start(**bounds) as run:
         run.join(PATIENCE_S)
+    assert ended.value.code == EXIT_MISUSED
+    assert re.search(problem, capsys.readouterr().err)
 
 
 def test_an_offset_of_a_group_after_the_end_of_the_log_is_lost_data(
@@ -324,7 +335,7 @@ PAGE = DOCS / "howto" / "backfill.md"
 def test_the_backfill_of_the_page_that_is_killed_and_repeated_ends_with_status_0(
     topics: Topics, name: str, tmp_path: Path, servers: EmbeddedServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "backfill.py").write_text(snippets(PAGE)[0].code.replace('["orders"]', f'["{name}"]'))
+    (tmp_path / "backfill.py").write_text(snippets(PAGE)[0].code.replace('        "orders",', f'        "{name}",'))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     topics.create(name, 2)
     for partition in range(2):

@@ -69,6 +69,7 @@ def test_dead_letters_are_counted_and_shown(
     refused, undecoded = shown["picky", "'bad\\x1b[2J' is refused"], shown["spout", "invalid UTF-8 at byte 0"]
     assert (refused["letters"], refused["topic"], refused["partition"], refused["attempts"]) == (2, name, 0, 0)
     assert (undecoded["oldest_ms"], undecoded["newest_ms"]) == (AT_MS + 2_000, AT_MS + 5_000)
+    assert (undecoded["first_offset"], undecoded["last_offset"]) == (2, 5)
 
     def count(*options: str) -> Any:
         return commands.documents("list", *options)[-1]["letters"]
@@ -90,7 +91,8 @@ def test_dead_letters_are_counted_and_shown(
     people = commands.ask("show", f"{name}/0/1")
     assert people.returncode == 0 and not {"\x1b", "\x07"} & {*people.stdout}
     assert "value: b'bad\\x1b[2J'" in people.stdout and "header error: b'mine'" in people.stdout
-    assert "4 dead letters" in commands.ask("list").stdout
+    listed = commands.ask("list").stdout
+    assert "4 dead letters" in listed and "is refused, offset 1 to 3" in listed
     missing = commands.ask("show", f"{name}/0/0")
     assert missing.returncode == 2 and "is no dead letter" in missing.stderr
     assert commands.ask("show", "orders").returncode == 2
@@ -177,7 +179,7 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
 
     assert commands.ask("replay", *local).returncode == 3
     often = commands.ask("replay", *local)
-    assert often.returncode == 0 and "1 left, which came back 3 times or more" in often.stdout
+    assert often.returncode == 3 and "1 left, which came back 3 times or more" in often.stdout
     assert places(commands) == {3: 3} and commands.counted() == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}
     check_verified(commands)
 

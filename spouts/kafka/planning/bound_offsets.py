@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from framework.errors import ConfigError
 from spouts.kafka.cluster_metadata import KafkaMetadata, Offset
@@ -38,6 +38,14 @@ def named_bound(name: str, bounds: Bounds | None, partition: str) -> Bound:
             + (", or 'earliest'" if name == "start" else "")
         )
     return bound
+
+
+def check_exist(name: str, bounds: Bounds, partitions: Collection[str]) -> None:
+    """Raise ``ConfigError`` if the argument ``name`` names an offset of a partition that is not
+    among ``partitions``. The offset 0, and places without an offset, may be named ahead."""
+    for partition, bound in sorted(bounds.partitions.items()):
+        if isinstance(bound, int) and bound > 0 and partition not in partitions:
+            raise ConfigError(f"{name} is offset {bound} of partition {partition}, which does not exist: correct it")
 
 
 def check_is_past(bounds: Mapping[str, Bound]) -> None:

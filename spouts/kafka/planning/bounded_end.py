@@ -13,7 +13,7 @@ from framework.errors import RetryableError
 from framework.topology.spouts import END_OFFSET, Meta, is_read_to_end
 from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partition_plan_entries import END_ASKED, SAME_LOG, Position, topic_and_number
-from spouts.kafka.planning.bound_offsets import check_is_past, named_bound, offsets_at
+from spouts.kafka.planning.bound_offsets import check_exist, check_is_past, named_bound, offsets_at
 from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.start_end_options import OFFSET, Bounds, text_of_bound
 
@@ -137,12 +137,15 @@ class ReadingEnd:
     ) -> None:
         """Note where reading ends, in the partitions where that is not fixed yet. When the
         next plan may replace another one, the ends are those of that plan. Raises ``ConfigError``
-        where nothing is said of a partition, or a time is in the future."""
+        where nothing is said of a partition, a time is in the future, or an offset is one of a
+        partition that does not exist."""
         bounds = {
             each: named_bound("end", self._asked, each)
             for each, position in positions.items()
             if position.end is None or position.end[1] != self.asked_of(each)
         }
+        if self._asked is not None:
+            check_exist("end", self._asked, {*positions, *ends, *self._known})
         for partition in list(bounds):
             if (known := self._known_end(partition, positions[partition])) is not None:
                 positions[partition].end = known, text_of_bound(bounds.pop(partition))

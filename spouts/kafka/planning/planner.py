@@ -54,7 +54,7 @@ from spouts.kafka.partition_plan_entries import (
 )
 from spouts.kafka.planning.arrival_watcher import KafkaWatch
 from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_shares
-from spouts.kafka.planning.bound_offsets import named_bound, offsets_at
+from spouts.kafka.planning.bound_offsets import check_exist, named_bound, offsets_at
 from spouts.kafka.planning.bounded_end import ReadingEnd
 from spouts.kafka.planning.log_offsets_cache import LogOffsets
 from spouts.kafka.planning.lookahead_reader import LookaheadReader
@@ -487,6 +487,8 @@ class KafkaPlanner(PartitionPlanner):
             for each in new
             if each not in positions
         }
+        if as_asked:
+            check_exist("start", self._source.start, ends)
         for partition, offset in offsets_at(
             self._metadata, bounds, ends, patient=self._source.waits_for_leaders or first
         ).items():

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 
-from framework import Fields
+from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.clients.kafka_settings import KafkaSettings
-from sinks import DeadLetterTopic
+from framework.transactions import MemoryStore
+from sinks import DeadLetterTopic, KafkaSink
 from sinks.kafka.delivery import KafkaRecord
 from sinks.kafka.limits import limits_of
 from sinks.kafka.record_truncation import CUT_HEADER, fitted
-from spouts import JsonCodec
+from spouts import BytesCodec, JsonCodec, OpaqueKafkaTransactionalSpout
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 
 def size(record: KafkaRecord) -> int:
@@ -77,6 +81,41 @@ def test_letters_near_the_limit_of_client_or_topic(topics: Topics, name: str, tm
     headers = dict(large.headers())
     assert headers[CUT_HEADER] == b"value of 1010000 bytes"
     assert headers["trace"] == b"7" and headers["ratchet.offset"] == b"0"
+
+
+def test_the_bound_of_a_producer_is_none_of_a_consumer() -> None:
+    """librdkafka makes no consumer whose ``fetch.max.bytes`` is below it."""
+    settings = KafkaSettings("127.0.0.1:1", {"message.max.bytes": 60_000_000})
+    Consumer(settings.consumer("g")).close()
+    assert settings.producer()["message.max.bytes"] == 60_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_a_record_of_50_mb_is_copied_where_client_and_topic_take_it(
+    topics: Topics, name: str, compression: str
+) -> None:
+    source, target = (topics.create(f"{name}-{each}", max_message_bytes="60000000") for each in ("in", "out"))
+    large = random.Random(compression).randbytes(1_000_000) * 50
+    rows = [(b"k", large), (None, b"small"), (b"", None)]
+    producer = topics.producer(message_max_bytes=60_000_000)
+    for key, value in rows:
+        producer.produce(source, value, key)
+    producer.arrived()
+    spout = OpaqueKafkaTransactionalSpout([source], codec=BytesCodec("value"), metadata=["key"])
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    builder.set_bolt("out", KafkaSink(target, value="value", key="key")).global_grouping("spout")
+    config = {
+        "kafka.bootstrap.servers": topics.bootstrap_servers,
+        "kafka.message.max.bytes": 60_000_000,
+        "kafka.compression.type": compression,
+    }
+    with submit(builder.build(), config, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    found: list[Any] = []
+    read_topics(topics.bootstrap_servers, [target], found.append)
+    assert [(each.key(), each.value()) for each in found] == rows
 
 
 @pytest.mark.integration

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from framework.errors import TopologyError
-from spouts import JsonCodec, UndecodableValueError
+from spouts import JsonCodec, RegistryJsonCodec, UndecodableValueError
 
 pytestmark = pytest.mark.behaviour("2.9")
 
@@ -45,6 +45,39 @@ def test_types_objects_arrays_and_references_become_columns(tmp_path: Path) -> N
         }
     row = {"id": "o-1", "total": 1.5, "address": {"city": "Oslo"}, "lines": [{"sku": "a"}]}
     assert codec.decode([json.dumps(row).encode()]).to_pylist() == [{**row, "count": None, "paid": None}]
+
+
+#: As Pydantic and Confluent's Java serializer write what may be null.
+OPTIONAL = {
+    "type": "object",
+    "required": ["id", "note"],
+    "properties": {
+        "id": {"type": "string"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Note"},
+        "count": {"oneOf": [{"type": "null", "title": "Not included"}, {"type": "integer"}], "default": None},
+        "address": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/address"}]},
+        "home": {"allOf": [{"$ref": "#/$defs/address"}], "description": "where"},
+    },
+    "$defs": {"address": {"type": "object", "properties": {"city": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}},
+}
+
+
+def test_a_choice_between_null_and_one_type_is_that_type() -> None:
+    codec = JsonCodec.from_json_schema(OPTIONAL)
+    assert {name: codec.fields.type_of(name) for name in codec.fields} == {
+        "id": pa.string(),
+        "note": pa.string(),
+        "count": pa.int64(),
+        "address": pa.struct([("city", pa.string())]),
+        "home": pa.struct([("city", pa.string())]),
+    }
+    row = {"id": "a", "note": None, "count": 1, "address": {"city": None}, "home": None}
+    assert codec.decode([json.dumps(row).encode()]).to_pylist() == [row]
+    writer = RegistryJsonCodec("http://localhost:1", schema=OPTIONAL, subject="s").without_registry()
+    rows = [row, {**row, "count": None, "address": None, "home": {"city": "Oslo"}}]
+    schema = pa.schema([each.with_nullable(True) for each in codec.fields.schema() or ()])
+    written = writer.encode(pa.RecordBatch.from_pylist(rows, schema)).to_pylist()
+    assert codec.decode([each[5:] for each in written]).to_pylist() == rows
 
 
 def test_a_missing_required_property_is_bad_and_a_tombstone_is_not() -> None:
@@ -110,6 +143,15 @@ def test_a_property_that_a_nested_object_requires_may_be_missing_only_with_that_
     [
         ({"type": "array", "items": {}}, "root must be an object"),
         ({"properties": {"x": {"oneOf": []}}}, "#/properties/x: oneOf has no one Arrow type"),
+        ({"properties": {"x": {"oneOf": [{"type": "null"}] * 2}}}, "#/properties/x: oneOf has no one Arrow type"),
+        (
+            {"properties": {"x": {"anyOf": [{"type": "null"}, {"type": "string"}, {"type": "integer"}]}}},
+            "#/properties/x: anyOf has no one Arrow type",
+        ),
+        (
+            {"properties": {"x": {"type": "string", "anyOf": [{"type": "string"}, {"type": "null"}]}}},
+            "#/properties/x: anyOf has no one Arrow type",
+        ),
         ({"properties": {"x": {"type": ["string", "integer"]}}}, "#/properties/x: one type is wanted"),
         ({"properties": {"x": {}}}, "#/properties/x: one type is wanted"),
         ({"properties": {"x": {"type": "object"}}}, "an object without properties"),

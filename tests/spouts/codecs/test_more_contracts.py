@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from framework import Fields
 from framework.errors import BadRecordError, TopologyError
 from framework.testing.conformance import CodecContract
+from ratchet import CloudEvents, Json
 from spouts import (
     BytesCodec,
     CloudEventsCodec,
@@ -321,6 +322,38 @@ def test_messagepack_has_maps_for_columns_of_maps() -> None:
 
 
 @pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        (pa.timestamp("us"), datetime.datetime(2026, 1, 1, 0, 0, 0, 5)),
+        (pa.list_(pa.timestamp("ms")), [datetime.datetime(2026, 1, 1), None]),
+        (pa.large_string(), "é"),
+        (pa.large_binary(), b"\xff"),
+        (pa.binary(2), b"ab"),
+        (pa.large_list(pa.int8()), [1, None]),
+    ],
+)
+def test_messagepack_writes_the_types_that_it_holds(declared: pa.DataType, value: Any) -> None:
+    round_trip(MessagePackCodec(pa.schema({"v": declared})), {"v": (declared, None)}, [{"v": value}, {"v": None}])
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [pa.date32(), pa.decimal128(5, 2), pa.time64("us"), pa.duration("s"), pa.list_(pa.struct([("a", pa.date32())]))],
+)
+def test_a_type_that_messagepack_does_not_hold_is_refused_by_the_builder(declared: pa.DataType) -> None:
+    codec = MessagePackCodec(pa.schema({"n": pa.int64(), "v": declared}))
+    codec.check_encodable(Fields(n=int))
+    with pytest.raises(TopologyError, match="MessagePackCodec: field 'v' is .*, which MessagePack does not hold"):
+        codec.check_encodable(codec.fields)
+
+
+def test_json_writes_binary_values_of_a_fixed_size_as_it_reads_them() -> None:
+    declared = {"v": (pa.binary(2), None), "of": (pa.list_(pa.binary(2)), None)}
+    codec = JsonCodec(pa.schema({name: each for name, (each, _) in declared.items()}))
+    round_trip(codec, declared, [{"v": b"ab", "of": [b"\xff\x00", None]}, {"v": None, "of": None}])
+
+
+@pytest.mark.parametrize(
     ("declared", "others"),
     [
         (pa.float64(), [True, "1", b"1"]),
@@ -413,6 +446,22 @@ def test_binary_events_have_their_attributes_in_headers() -> None:
     batch = pa.RecordBatch.from_pylist([{"n": 1, "ce_id": "1", "ce_type": "t"}])
     codec.check_encodable(Fields.of_schema(batch.schema))
     assert codec.encode(batch).to_pylist() == [b'{"n":1}']
+    without = pa.RecordBatch.from_pylist([{"n": 1, "ce_id": None, "ce_type": "t"}], batch.schema)
+    with pytest.raises(BadRecordError, match="ce_id is None, and an event needs it"):
+        codec.encode(without)
+
+
+def test_structured_events_have_a_header_by_which_other_libraries_know_them() -> None:
+    """Kafka binding of CloudEvents, 3.3.1."""
+    codec = CloudEventsCodec(JsonCodec(Fields(n=int)))
+    assert codec.headers() == {"content-type": b"application/cloudevents+json; charset=UTF-8"}
+    assert codec.header_codecs() == {}
+
+
+def test_a_format_of_events_has_the_headers_of_its_codec() -> None:
+    made = CloudEvents(Json(n=int), mode="binary")
+    codec = CloudEventsCodec(JsonCodec(Fields(n=int)), mode="binary")
+    assert made.headers() == codec.headers() and made.header_codecs().keys() == codec.header_codecs().keys()
 
 
 @pytest.mark.parametrize(

@@ -364,6 +364,39 @@ def test_a_start_that_the_log_does_not_have() -> None:
         planner_over(logs, start=Bounds(None, {}, {"a/1": 1})).plan({})
 
 
+@pytest.mark.parametrize("name", ["start", "end"])
+def test_an_offset_of_a_partition_that_does_not_exist_is_refused(name: str) -> None:
+    ahead = Bounds(None, {}, {"a/0": 1, "a/1": 1, "a/7": 0})
+    assert planner_over(filled(["a/0", "a/1"]), **{name: ahead}).plan({})
+    wrong = Bounds(None, {}, {"a/0": 1, "a/1": 1, "a/7": 2})
+    with pytest.raises(ConfigError, match=f"{name} is offset 2 of partition a/7, which does not exist: correct it"):
+        planner_over(filled(["a/0", "a/1"]), **{name: wrong}).plan({})
+
+
+def test_a_bound_may_name_a_partition_that_is_gone() -> None:
+    """A later start has the same mapping."""
+    logs = filled(["a/0", "a/1"])
+    ends = Bounds(None, {}, {"a/0": 3, "a/1": 3})
+    first = sure(planner_over(logs, end=ends).plan({}))
+    del logs.logs["a/1"]
+    later = Bounds(None, {}, {"a/0": 4, "a/1": 4})
+    assert spans(sure(planner_over(logs, end=later).plan(first)))["a/0"] == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (NEW_YEAR, NEW_YEAR - datetime.timedelta(days=1)),
+        ({"a": NEW_YEAR}, {"a": NEW_YEAR_MS - 1}),
+        ({"a/0": 7, "a/1": 2}, {"a/0": 6, "a/1": 9}),
+    ],
+)
+def test_an_end_before_the_start_is_refused(start: Any, end: Any) -> None:
+    with pytest.raises(ConfigError, match=r"end.* is before start"):
+        OpaqueKafkaTransactionalSpout(["a"], bootstrap_servers="nowhere:9092", start=start, end=end)
+    OpaqueKafkaTransactionalSpout(["a"], bootstrap_servers="nowhere:9092", start=start, end=start)
+
+
 def test_tables_need_no_start() -> None:
     OpaqueKafkaTransactionalSpout(
         streams={"a": TextCodec(), "b": TextCodec()},
