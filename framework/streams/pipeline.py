@@ -59,6 +59,7 @@ class Pipeline(TopologyMaker):
         self._watermarks: dict[tuple[Node, str, Duration], tuple[WatermarkBounds, Placed]] = {}
         self._builder: TransactionalTopologyBuilder | None = None
         self._settings: dict[str, Any] = {}
+        self._lacking: list[TopologyError] = []
 
     # --- sources ----------------------------------------------------------------------------------
 
@@ -130,6 +131,11 @@ class Pipeline(TopologyMaker):
     def topic(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> Target:
         """A topic of Kafka that rows are written to; None where each row names its own."""
         raise call.mistake("this pipeline knows no Kafka: use the Pipeline of ratchet")
+
+    def note(self, target: Target) -> None:
+        """Take a place that a component writes to, or keeps its state in."""
+        if target.lacks is not None:
+            self._lacking.append(target.lacks)
 
     def set_policy(self, call: Call, bolt: Bolt, policy: str | Bolt) -> None:
         """Tell a bolt what becomes of a record whose value it refuses."""
@@ -293,12 +299,22 @@ class Pipeline(TopologyMaker):
     def builder(self) -> TransactionalTopologyBuilder:
         """The builder of the topology, for bolts that no operator makes. The pipeline is complete
         then. All columns are kept, because such a bolt may take any of them."""
+        self._check_complete()
         if self._builder is None:
             self._builder = self._compiled(prune=False)
         return self._builder
 
     def build(self) -> Topology:
         """The topology. Raises ``TopologyError`` naming what is wrong."""
+        self._check_complete()
+        return self._topology()
+
+    def _check_complete(self) -> None:
+        if self._lacking:
+            raise self._lacking[0]
+
+    def _topology(self) -> Topology:
+        """The topology, which may lack addresses."""
         builder = self._builder or self._compiled(prune=True)
         try:
             return replace(builder.build(), settings=dict(self._settings))
@@ -308,11 +324,11 @@ class Pipeline(TopologyMaker):
     def describe(self) -> str:
         """What the pipeline becomes: each component with its tasks, inputs, groupings, columns and
         guarantees."""
-        return described(self.build())
+        return described(self._topology())
 
     def _repr_html_(self) -> str:
         try:
-            return described_html(self.build())
+            return described_html(self._topology())
         except RatchetError as error:
             return described_html(error)
 

@@ -684,7 +684,7 @@ class Stream:
         ``dead_letters(...)`` or, where the pipeline has them, "dead_letter"; "fail": the
         ``on_bad_record`` of the source decides. The record is left out of all sinks."""
         call = called("append_into", target, **({"name": name} if name is not None else {}))
-        bolt = of_target(call, target, lambda place: place.append())
+        bolt = of_target(call, self._pipeline, target, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(
             call, bolt, target.name if name is None else name, LocalOrShuffleGrouping(), parallelism=parallelism
@@ -715,7 +715,8 @@ class Stream:
         call = called("to_kafka", *([topic] if topic else []), **said, **({"name": name} if name else {}))
         given = {"topic_from": topic_from, "key": key, "value": value, "headers": headers}
         given = {**given, "timestamp": timestamp, "partition": partition, **options}
-        bolt = of_target(call, self._pipeline.topic(call, topic, given), lambda place: place.append())
+        place = self._pipeline.topic(call, topic, given)
+        bolt = of_target(call, self._pipeline, place, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(call, bolt, name or topic or topic_from or "kafka", GlobalGrouping(), parallelism=1)
 
