@@ -311,7 +311,7 @@ class Stream:
         Delta Lake) keeps that of the attempt that it has committed, which another sink may not
         have. ``deterministic``: the answer for a key never changes."""
         keys = (on,) if isinstance(on, str) else tuple(on)
-        call = called("lookup", function, **({"on": on} | ({"cache": cache} if cache is not None else {})))
+        call = called("lookup", function, **_said(on=on, cache=cache))
         if not keys:
             raise call.mistake("name at least one column, as in on='customer'")
         check_names(call, keys, self.schema)
@@ -477,9 +477,9 @@ class Stream:
         self,
         key: str | Sequence[str],
         *,
-        within: Duration,
+        within: Duration | None = None,
         on: str | None = None,
-        name: str,
+        name: str | None = None,
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
@@ -491,7 +491,11 @@ class Stream:
         are dropped. ``max_ahead``, ``idle_after``: as of ``window``. ``name``: the id, which the
         state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
-        call = called("deduplicate", *keys, within=within, **({"on": on} if on is not None else {}), name=name)
+        call = called("deduplicate", *keys, **_said(within=within, on=on, name=name))
+        if within is None:
+            raise _missing(call, "within", "how long a key is remembered", "within='1 day'")
+        if name is None:
+            raise _missing(call, "name", "the id, which its state follows", "name='seen'")
         check_names(call, keys, self.schema)
         on = self._time(call, on)
         _check_time(call, on, self.schema)
@@ -514,10 +518,10 @@ class Stream:
         self,
         other: Stream | Table,
         *,
-        on: str | Sequence[str],
+        on: str | Sequence[str] | None = None,
         times: str | tuple[str, str] | None = None,
         within: Duration | None = None,
-        name: str,
+        name: str | None = None,
         how: JoinHow = "inner",
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
@@ -541,8 +545,12 @@ class Stream:
         behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
         ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
         where it is the other's. ``name``: the id, which the state follows."""
+        call = called("join", **_said(on=on, within=within, name=name))
+        if on is None:
+            raise _missing(call, "on", "the columns that both have", "on='order'")
+        if name is None:
+            raise _missing(call, "name", "the id, which its state follows", "name='matched'")
         keys = (on,) if isinstance(on, str) else tuple(on)
-        call = called("join", *keys, **({"within": within} if within is not None else {}), name=name)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         table = other if isinstance(other, NewestTable) else None
         pair = (times, times) if isinstance(times, str) else times
@@ -684,7 +692,7 @@ class Stream:
         ``dead_letters(...)`` or, where the pipeline has them, "dead_letter"; "fail": the
         ``on_bad_record`` of the source decides. The record is left out of all sinks."""
         call = called("append_into", target, **({"name": name} if name is not None else {}))
-        bolt = of_target(call, self._pipeline, target, lambda place: place.append())
+        bolt = of_target(call, self._pipeline.note, target, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(
             call, bolt, target.name if name is None else name, LocalOrShuffleGrouping(), parallelism=parallelism
@@ -716,7 +724,7 @@ class Stream:
         given = {"topic_from": topic_from, "key": key, "value": value, "headers": headers}
         given = {**given, "timestamp": timestamp, "partition": partition, **options}
         place = self._pipeline.topic(call, topic, given)
-        bolt = of_target(call, self._pipeline, place, lambda place: place.append())
+        bolt = of_target(call, self._pipeline.note, place, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(call, bolt, name or topic or topic_from or "kafka", GlobalGrouping(), parallelism=1)
 
@@ -724,13 +732,15 @@ class Stream:
         self,
         bolt: Bolt,
         *,
-        name: str,
+        name: str | None = None,
         grouping: GroupingName | Sequence[str] | Grouping = "local",
         parallelism: int = 1,
     ) -> Stream:
         """Send the rows through a bolt of your own, and go on with what it emits. ``grouping``:
         "local", "shuffle", "global", "all", the names of columns, or a ``Grouping``."""
-        call = called("through", type(bolt).__name__, name=name)
+        call = called("through", type(bolt).__name__, **_said(name=name))
+        if name is None:
+            raise _missing(call, "name", "the id of the bolt", "name='words'")
         if not isinstance(bolt, Bolt):
             raise call.mistake(
                 f"{bolt.__name__} is a class: give an object, {bolt.__name__}(...)"
@@ -743,12 +753,14 @@ class Stream:
         self,
         committer: Bolt,
         *,
-        name: str,
+        name: str | None = None,
         grouping: GroupingName | Sequence[str] | Grouping = "global",
         parallelism: int = 1,
     ) -> Stream:
         """Give the rows to a committer of your own."""
-        call = called("into", type(committer).__name__, name=name)
+        call = called("into", type(committer).__name__, **_said(name=name))
+        if name is None:
+            raise _missing(call, "name", "the id, which its state follows", "name='totals'")
         if not hasattr(committer, "finish_batch"):
             raise call.mistake(f"a {type(committer).__name__} is no committer: use through(...)")
         keys, sequence = committer.tombstone_keys, getattr(committer, "sequence_by", None)
@@ -917,6 +929,16 @@ def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise call.mistake(f"{what} is {number!r}: give a number of 1 or more")
     return number
+
+
+def _said(**named: object) -> dict[str, object]:
+    """The arguments that the user gave, for the text of a call."""
+    return {name: each for name, each in named.items() if each is not None}
+
+
+def _missing(call: Call, argument: str, what: str, example: str) -> TopologyError:
+    """The mistake of a call without an argument that has no default."""
+    return call.mistake(f"{argument}= is missing, {what}: {example}")
 
 
 def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:

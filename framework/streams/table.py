@@ -26,7 +26,6 @@ from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
 
 if TYPE_CHECKING:
-    from framework.streams.pipeline import Pipeline
     from framework.streams.stream import Stream
 
 
@@ -104,7 +103,7 @@ class Table(ABC):
         their new values. ``name``: the id of the sink, which its state follows. ``on_bad_record``:
         what becomes of a record whose row the sink refuses, as of ``Stream.append_into``."""
         call = called("upsert_into", target, **({"name": name} if name is not None else {}))
-        bolt = of_target(call, self._stream._pipeline, target, self._committer)
+        bolt = of_target(call, self._stream._pipeline.note, target, self._committer)
         self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
         grouping = FieldsGrouping(Fields(*self._key))
@@ -328,12 +327,12 @@ def _before_windows(node: Node) -> tuple[Node, Windows] | None:
     return Stepped(found[0], dataclasses.replace(step, schema=schema)), found[1]
 
 
-def of_target(call: Call, pipeline: Pipeline, target: object, make: Callable[[Any], Bolt]) -> Bolt:
+def of_target(call: Call, note: Callable[[Target], None], target: object, make: Callable[[Any], Bolt]) -> Bolt:
     """The committer that ``make`` gives for a target, and the mistake of this call where there is
-    none."""
+    none. ``note`` takes the target."""
     if not isinstance(target, Target):
         raise call.mistake(f"{target!r} is a {type(target).__name__}: give a place such as sqlite('shop.db', 'orders')")
-    pipeline.note(target)
+    note(target)
     try:
         return make(target)
     except RatchetError as error:

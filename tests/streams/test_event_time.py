@@ -270,8 +270,11 @@ def test_rows_of_several_partitions_have_no_event_time_of_their_own(tmp_path: Pa
 
 
 def test_event_time_needs_a_store_and_windows_that_close(tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match=r"give the pipeline a store, Pipeline\('shop', state="):
-        Pipeline("shop").read(ROWS).deduplicate("shop", within="1 h", on="at", name="seen")
+    shop = Pipeline("shop")
+    shop.read(ROWS).deduplicate("shop", within="1 h", on="at", name="seen")
+    assert shop.test()["seen"]
+    with pytest.raises(TopologyError, match=r"give the pipeline a store, Pipeline\('shop', state=.*set postgres.url"):
+        shop.build()
     windows = pipeline_in(tmp_path).read(ROWS).window(tumbling("5 min"), on="at")
     for stream in (windows.filter("window_end is null"), windows.select("shop", "cents", "window_start")):
         with pytest.raises(TopologyError, match="only windows close"):
