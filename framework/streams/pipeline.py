@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.hidden_columns import PLACE, TIMESTAMP, check_new_names, hidden_of, visible, with_carried
@@ -47,6 +48,7 @@ from framework.topology.groupings import AllGrouping, GlobalGrouping
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
 
 
+@checks_arguments
 class Pipeline(TopologyMaker):
     """Streams that begin at what is read and end in sinks. ``build()`` makes a ``Topology`` of
     them, called ``name``: a pipeline of the same name continues where the last run stopped."""

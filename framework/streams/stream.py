@@ -14,6 +14,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
@@ -78,6 +79,7 @@ RowFunction = Callable[[dict[str, Any]], Any]
 GroupingName = Literal["local", "shuffle", "global", "all"]
 
 
+@checks_arguments
 class Stream:
     """Rows, of which every one counts. Made by a ``Pipeline``; each operator returns another
     stream and leaves this one as it is, so several may begin at the same."""
@@ -477,9 +479,9 @@ class Stream:
         self,
         key: str | Sequence[str],
         *,
-        within: Duration | None = None,
+        within: Duration,
         on: str | None = None,
-        name: str | None = None,
+        name: str,
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
@@ -492,10 +494,6 @@ class Stream:
         state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, **_said(within=within, on=on, name=name))
-        if within is None:
-            raise _missing(call, "within", "how long a key is remembered", "within='1 day'")
-        if name is None:
-            raise _missing(call, "name", "the id, which its state follows", "name='seen'")
         check_names(call, keys, self.schema)
         on = self._time(call, on)
         _check_time(call, on, self.schema)
@@ -518,10 +516,10 @@ class Stream:
         self,
         other: Stream | Table,
         *,
-        on: str | Sequence[str] | None = None,
+        on: str | Sequence[str],
         times: str | tuple[str, str] | None = None,
         within: Duration | None = None,
-        name: str | None = None,
+        name: str,
         how: JoinHow = "inner",
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
@@ -546,10 +544,6 @@ class Stream:
         ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
         where it is the other's. ``name``: the id, which the state follows."""
         call = called("join", **_said(on=on, within=within, name=name))
-        if on is None:
-            raise _missing(call, "on", "the columns that both have", "on='order'")
-        if name is None:
-            raise _missing(call, "name", "the id, which its state follows", "name='matched'")
         keys = (on,) if isinstance(on, str) else tuple(on)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         table = other if isinstance(other, NewestTable) else None
@@ -732,15 +726,13 @@ class Stream:
         self,
         bolt: Bolt,
         *,
-        name: str | None = None,
+        name: str,
         grouping: GroupingName | Sequence[str] | Grouping = "local",
         parallelism: int = 1,
     ) -> Stream:
         """Send the rows through a bolt of your own, and go on with what it emits. ``grouping``:
         "local", "shuffle", "global", "all", the names of columns, or a ``Grouping``."""
-        call = called("through", type(bolt).__name__, **_said(name=name))
-        if name is None:
-            raise _missing(call, "name", "the id of the bolt", "name='words'")
+        call = called("through", type(bolt).__name__, name=name)
         if not isinstance(bolt, Bolt):
             raise call.mistake(
                 f"{bolt.__name__} is a class: give an object, {bolt.__name__}(...)"
@@ -753,14 +745,12 @@ class Stream:
         self,
         committer: Bolt,
         *,
-        name: str | None = None,
+        name: str,
         grouping: GroupingName | Sequence[str] | Grouping = "global",
         parallelism: int = 1,
     ) -> Stream:
         """Give the rows to a committer of your own."""
-        call = called("into", type(committer).__name__, **_said(name=name))
-        if name is None:
-            raise _missing(call, "name", "the id, which its state follows", "name='totals'")
+        call = called("into", type(committer).__name__, name=name)
         if not hasattr(committer, "finish_batch"):
             raise call.mistake(f"a {type(committer).__name__} is no committer: use through(...)")
         keys, sequence = committer.tombstone_keys, getattr(committer, "sequence_by", None)
@@ -934,11 +924,6 @@ def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
 def _said(**named: object) -> dict[str, object]:
     """The arguments that the user gave, for the text of a call."""
     return {name: each for name, each in named.items() if each is not None}
-
-
-def _missing(call: Call, argument: str, what: str, example: str) -> TopologyError:
-    """The mistake of a call without an argument that has no default."""
-    return call.mistake(f"{argument}= is missing, {what}: {example}")
 
 
 def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:

@@ -15,6 +15,7 @@ from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import CHANGED_STREAM
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
 from framework.streams.plan import Node, Placed, SideOutput, Stepped, name_of, ways_to
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from framework.streams.stream import Stream
 
 
+@checks_arguments
 class Grouped:
     """A stream grouped by a key. ``agg`` makes a table of it."""
 
@@ -83,6 +85,7 @@ class Grouped:
         return AggregatesTable(stream, self._key, made)
 
 
+@checks_arguments
 class Table(ABC):
     """One row per key, whose values change with the stream."""
 
@@ -138,6 +141,7 @@ class Table(ABC):
         """Raise ``TopologyError`` where tombstones come that the table cannot put in order."""
 
 
+@checks_arguments
 class AggregatesTable(Table):
     """Aggregates per key."""
 

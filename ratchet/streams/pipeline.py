@@ -14,6 +14,7 @@ from framework.errors import ConfigError, RatchetError
 from framework.execution.plan import check_pickles
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called, nearest
 from framework.streams.hidden_columns import is_hidden
 from framework.streams.ports import StatefulSteps, Target
@@ -33,6 +34,7 @@ from spouts import BytesCodec, Codec, DebeziumChanges
 from spouts.kafka.record_deserialization import METADATA_TYPES
 
 
+@checks_arguments
 class Pipeline(StreamsPipeline):
     """Reads, computes and writes, exactly once.
 

@@ -31,6 +31,7 @@ INTERNAL = {
         "check_timestamps",
         "keep_dead_letters",
         "left_out_of_joins",
+        "note",
         "partition",
         "place",
         "place_of",
