@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -18,7 +19,7 @@ from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
-from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
+from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
 from framework.streams.hidden_columns import (
     TIME,
     TIME_RIGHT,
@@ -266,8 +267,7 @@ class Stream:
         common: a replay may divide them in another way. ``concurrency``, ``timeout``: tables at a
         time, and for each. The rest as of ``map``."""
         call = called("map_batches", function)
-        if kind not in ("arrow", "polars", "pandas"):
-            raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
+        _check_kind(call, kind)
         calls = self._calls(
             call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries, given="a table"
         )
@@ -280,6 +280,40 @@ class Stream:
             kind=kind,
             before=frozenset(self.schema.names),
             batch_size=_number_above_0(call, "batch_size", batch_size),
+        )
+        return self._after(step)
+
+    def map_partitions(
+        self,
+        function: Callable[..., Any],
+        *,
+        setup: Callable[[], Any] | None = None,
+        kind: Literal["arrow", "polars", "pandas"] = "arrow",
+        deterministic: bool = False,
+        **types: FieldType,
+    ) -> Stream:
+        """Rows by a function of all tables that a task has of a transaction. It takes an iterator
+        of tables, and yields tables, or returns a list of them; it is called once per task and
+        transaction that has rows. ``kind``, ``setup``, ``types``: as of ``map_batches``.
+
+        A replay, or another parallelism, may divide the rows in another way, so
+        ``deterministic`` also says that this makes no difference. What the function does elsewhere
+        is repeated in a replay; its rows count once."""
+        call = called("map_partitions", function)
+        _check_kind(call, kind)
+        if is_async(function) or inspect.isasyncgenfunction(function):
+            raise call.mistake("map_partitions takes no async def: use map_batches(...), which takes one")
+        calls = self._calls(
+            call, function, setup, concurrency=None, timeout=None, retries=0, given="an iterator of tables"
+        )
+        check_returns(call, function)
+        step = PartitionMap(
+            call=call,
+            schema=self._of_function(call, types),
+            calls=calls,
+            is_deterministic=deterministic,
+            kind=kind,
+            before=frozenset(self.schema.names),
         )
         return self._after(step)
 
@@ -924,6 +958,11 @@ def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
 def _said(**named: object) -> dict[str, object]:
     """The arguments that the user gave, for the text of a call."""
     return {name: each for name, each in named.items() if each is not None}
+
+
+def _check_kind(call: Call, kind: object) -> None:
+    if kind not in ("arrow", "polars", "pandas"):
+        raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
 
 
 def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:

@@ -296,6 +296,12 @@ MISTAKES: dict[str, Mistake] = {
     "filter('a', condition='b'): 'condition' is given twice": lambda p, s: s.filter("a", condition="b"),  # type: ignore[misc]
     "mirror('changes'): into is missing: add into=postgres(": lambda p, s: Pipeline("x").mirror("changes"),  # type: ignore[call-arg]
     # Functions.
+    "map_partitions takes no async def: use map_batches(...)": lambda p, s: s.map_partitions(_awaits, n=int),
+    "map_partitions(_forgets): the function has no return with a value": lambda p, s: s.map_partitions(_forgets, n=int),
+    "a stream has no 'mapPartitions': use map_partitions(function, n=int)": lambda p, s: s.mapPartitions(len),
+    "the function is called with an iterator of tables: too many positional": lambda p, s: s.map_partitions(
+        lambda: [1], n=int
+    ),
     "the function is called with the row: missing a required argument: 'cents'": lambda p, s: s.filter(
         lambda order, cents: cents > 3  # type: ignore[arg-type, misc]
     ),
@@ -319,6 +325,10 @@ def _kept() -> Stream:
         Pipeline("kept", state=lambda name: sqlite("state.db", name)).read([{"order": "a", "cents": 1, "at": at}])
     )
     return _KEPT[-1]
+
+
+async def _awaits(tables: Any) -> Any:
+    return tables
 
 
 def _forgets(row: dict[str, Any]) -> None:

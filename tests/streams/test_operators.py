@@ -75,6 +75,7 @@ def rows_of(tmp_path: Path, make: Any, rows: Any = ROWS, **types: Any) -> list[A
         (lambda s: s.filter("n = 1").map(lambda r: {"n": r["n"]}, n=int, w=str), [{"n": 1, "w": None}]),
         (lambda s: s.filter("n > 1").map_batches(lambda t: t.select(["n"]), n=int), [{"n": 2}, {"n": 3}]),
         (lambda s: s.filter("n > 1").map_batches(lambda t: t[["n"]], kind="pandas", n=int), [{"n": 2}, {"n": 3}]),
+        (lambda s: s.map_partitions(lambda ts: (t[t.n > 1] for t in ts), kind="pandas", n=int), [{"n": 2}, {"n": 3}]),
         (lambda s: s.filter("n > 1").map_batches(lambda t: t.select("n"), kind="polars", n=int), [{"n": 2}, {"n": 3}]),
         (
             lambda s: s.filter("n > 1").map_batches(
