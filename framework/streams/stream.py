@@ -450,7 +450,7 @@ class Stream:
         call = called("window", windows, **({"on": on} if on is not None else {}))
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
-                f"{windows!r} is no window: give tumbling('1 h'), hopping('10 min', '5 min') or session('30 min')"
+                f"{windows!r} is no window: give tumbling('1 h'), sliding('10 min', '5 min') or session('30 min')"
             )
         on = self._time(call, on)
         kind = field_of(self.schema, on).type

@@ -19,7 +19,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ratchet import Pipeline, Stream, count, hopping, max_, parquet, session, sqlite, sum_, tumbling
+from ratchet import Pipeline, Stream, count, hopping, max_, parquet, session, sliding, sqlite, sum_, tumbling
 from tests.streams.topic_programs import failures, sorted_rows
 
 Row = dict[str, Any]
@@ -140,7 +140,8 @@ def windows(output: str) -> Callable[[Program, Drawn, str], Program]:
 
     def operator(program: Program, drawn: Drawn, name: str) -> Program:
         hops = drawn.long > drawn.short and drawn.long % drawn.short == 0
-        window = hopping(minutes(drawn.long), minutes(drawn.short)) if hops else tumbling(minutes(drawn.short))
+        slides = sliding if drawn.late else hopping
+        window = slides(minutes(drawn.long), minutes(drawn.short)) if hops else tumbling(minutes(drawn.short))
         length, step = (drawn.long, drawn.short) if hops else (drawn.short, drawn.short)
         table = (
             program.stream.window(window, on="at", late=minutes(drawn.late))
@@ -372,13 +373,14 @@ def into_sinks(program: Program, name: str, folder: Path, parallelism: int) -> d
     stream.append_into(parquet(folder / name), name=f"{name}-rows", parallelism=parallelism)
     totals = stream.group_by("k").agg(rows=count(), n=sum_("n"), most=max_("n"))
     totals.upsert_into(sqlite(folder / "a.db", f"{name}_totals"), name=f"{name}-totals", parallelism=parallelism)
-    hours = stream.window(tumbling("10 min"), on="at").group_by("k").agg(n=sum_("n"))
+    hours = stream.window(sliding("10 min", "5 min"), on="at").group_by("k").agg(n=sum_("n"))
     hours.upsert_into(sqlite(folder / "a.db", f"{name}_hours"), name=f"{name}-hours", parallelism=parallelism)
     by_key: dict[str, list[int]] = defaultdict(list)
     by_window: dict[tuple[datetime.datetime, str], int] = defaultdict(int)
     for row in rows:
         by_key[row["k"]].append(row["n"])
-        by_window[starts_of(row["at"], 10, 10)[0], row["k"]] += row["n"]
+        for start in starts_of(row["at"], 10, 5):
+            by_window[start, row["k"]] += row["n"]
     expected = {
         f"{name}-rows": rows,
         f"{name}-totals": [{"k": k, "rows": len(n), "n": sum(n), "most": max(n)} for k, n in by_key.items()],
