@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -23,6 +23,7 @@ from framework.streams.plan import (
     carried_in,
     carries_tombstones,
     check_sequence,
+    closed_in,
     emitter_of,
     name_of,
     sides_of,
@@ -244,9 +245,10 @@ class Pipeline(TopologyMaker):
         steps = [way[0] for way in ways_to(above) if isinstance(way[0], (Placed, SideOutput))]
         made = next((emitter_of(each) for each in steps if self.place_of(each) is None), None)
         if made is not None:
+            again = "put them into windows without on=, " if made.closes else ""
             return (
                 f"event time goes by partition, and the rows of {made.call} are from several: join them with a table without "
-                "times=, upsert them, or write them to a topic and read that in a second pipeline"
+                f"times=, {again}upsert them, or write them to a topic and read that in a second pipeline"
             )
         remade = [step.step.call for _, way in ways_to(above) for step in way if not step.step.carries]
         return (
@@ -257,6 +259,9 @@ class Pipeline(TopologyMaker):
     def watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
         """The watermark of these rows, which the steps share that ask for the same ``late``. Raises
         ``TopologyError`` for steps that share it with other bounds."""
+        closed = self.watermark_of_closed(call, [(above, on)], bounds)
+        if closed is not None:
+            return closed
         key = (above, on, bounds.late)
         if key not in self._watermarks:
             partition = self.place_of(above)
@@ -285,6 +290,23 @@ class Pipeline(TopologyMaker):
                 "idle_after"
             )
         return watermark
+
+    def watermark_of_closed(
+        self, call: Call, rows: Sequence[tuple[Node, str]], bounds: WatermarkBounds
+    ) -> Placed | None:
+        """The watermark that closed windows have in common, each with its time. It goes by the rows
+        that the windows are of, and passes the end of a window in the transaction that sends it.
+        None for other rows."""
+        closed = [each for node, time in rows if (each := closed_in(node, time)) is not None]
+        found = {each.watermark for each in closed}
+        if len(closed) < len(rows) or len(found) > 1:
+            return None
+        if bounds.micros() != WatermarkBounds().micros():
+            raise call.mistake(
+                f"closed windows are never late: leave late, max_ahead and idle_after out, and give them where {closed[0].call} "
+                "puts rows into windows"
+            )
+        return found.pop()
 
     def _hidden_inputs(self, placed: Placed) -> list[Input]:
         inputs = []

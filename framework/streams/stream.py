@@ -30,7 +30,7 @@ from framework.streams.hidden_columns import (
     is_hidden,
 )
 from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_in, ways_to
 from framework.streams.polars_expressions import (
     Expression,
     check_names,
@@ -44,9 +44,13 @@ from framework.streams.polars_expressions import (
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select_parser import select_of
 from framework.streams.stateless_steps import (
+    CORRECTION,
     MOMENT,
+    SESSION_END,
     WINDOW_END,
     WINDOW_START,
+    WINDOW_TIME,
+    ClosedTime,
     Compute,
     Explode,
     Filter,
@@ -444,6 +448,9 @@ class Stream:
         behind the newest one of its partition. Sessions are known when they close: after
         ``group_by(...).agg(...)`` only ``when_closed`` follows.
 
+        The time of a closed window, or session, is the last moment in it, which becomes the column
+        ``window_time``; new bounds replace its own, and the watermark stays the same.
+
         ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
         its transaction is a bad record. ``idle_after``: a partition without rows for this long no
         longer holds windows open; None: it always does."""
@@ -452,16 +459,17 @@ class Stream:
             raise call.mistake(
                 f"{windows!r} is no window: give tumbling('1 h'), sliding('10 min', '5 min') or session('30 min')"
             )
-        on = self._time(call, on)
-        kind = field_of(self.schema, on).type
+        rows = self._closed(call) if on is None else None
+        on, rows = (WINDOW_TIME, rows) if rows is not None else (self._time(call, on), self)
+        kind = field_of(rows.schema, on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
-        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in self.schema.names), None)
+        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in rows.schema.names), None)
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
-        schema = pa.schema([*self.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
-        return self._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
+        schema = pa.schema([*rows.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
+        return rows._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
 
     def group_by(self, *columns: str, **named: Expression) -> Grouped:
         """Rows with equal values in these columns belong together. The window that they are in is
@@ -639,7 +647,9 @@ class Stream:
             deletes, deletes_by = (theirs._node, frozenset(table_keys)) if tombstones else (None, frozenset())
             bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
         else:
-            both = self._moments(call, other, left, right)
+            both = [(self._node, left), (other._node, right)]
+            watermark = self._pipeline.watermark_of_closed(call, both, bounds)
+            moments = self._moments(call, other, left, right) if watermark is None else None
             own_times = ours_named.get(left, left), theirs_named.get(right, right)
             bolt = self._bolt(
                 call,
@@ -649,7 +659,8 @@ class Stream:
                     else committers.pairs(name, keys, own_times, within or 0, how)
                 ),
             )
-            watermark = self._pipeline.watermark(call, name, both, on=_EVENT_TIME, bounds=bounds)
+            if moments is not None:
+                watermark = self._pipeline.watermark(call, name, moments, on=_EVENT_TIME, bounds=bounds)
         joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
         return joined._of(
             joined._component(
@@ -906,6 +917,19 @@ class Stream:
             return _GROUPINGS[grouping]()
         check_names(call, grouping, self.schema)
         return FieldsGrouping(Fields(*grouping))
+
+    def _closed(self, call: Call) -> Stream | None:
+        """The rows with ``WINDOW_TIME`` where they are closed windows; None where they are not."""
+        end = next((each for each in (WINDOW_END, SESSION_END) if closed_in(self._node, each) is not None), None)
+        if end is None:
+            return None
+        if CORRECTION in self.schema.names:
+            raise call.mistake(
+                "a window that is corrected would count twice: leave allowed_lateness out where the first windows close"
+            )
+        if WINDOW_TIME in self.schema.names:
+            raise call.mistake(f"there is a column {WINDOW_TIME!r} already: rename it")
+        return self._after(ClosedTime.of(call, self.schema, end))
 
     def _time(self, call: Call, on: str | None) -> str:
         """The column of the time. None: that of the record."""

@@ -21,7 +21,7 @@ from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_
 from framework.streams.plan import Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
-from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
+from framework.streams.stateless_steps import SESSION_END, WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.streams.unknown_operator_hints import of_grouped, of_table
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
@@ -221,6 +221,7 @@ class AggregatesTable(Table):
             uses=uses,
             hidden=frozenset(hidden_of(uses)),
             watermark=watermark,
+            closes=SESSION_END if isinstance(kind, Sessions) else WINDOW_END,
         )
         self._closing[name] = options, placed
         return placed

@@ -39,6 +39,7 @@ INTERNAL = {
         "stateful_steps",
         "topic",
         "watermark",
+        "watermark_of_closed",
         "without_partition",
     },
     "Table": {"check_tombstones", "tombstone_keys"},
