@@ -1,52 +1,44 @@
 """Six jobs over the orders of shops, as one pipeline.
 
 It lands each order, keeps the newest row of each, corrects hourly totals for ever, sends each
-window of five minutes once, joins orders with their payments into a folder of Parquet files, and
+window of five minutes once, joins orders with what was paid into a folder of Parquet files, and
 announces large orders once.
 
-    ratchet run examples.shop_pipeline:topology --set app.kafka=127.0.0.1:9092
+    [kafka]
+    bootstrap.servers = "127.0.0.1:9092"
+    [postgres]
+    url = "postgresql://ratchet:${DB_PASSWORD}@127.0.0.1/shop"
+    [registry]
+    url = "http://127.0.0.1:8081"
+
+    ratchet run examples.shop_pipeline:p --config shop.toml
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
-from ratchet import Json, Pipeline, Topology, count, parquet, sqlite, sum_, tumbling
+from ratchet import Json, Pipeline, RegistryAvro, count, parquet, postgres, sum_, tumbling
 
+p = Pipeline("shop")
+orders = p.read_kafka("orders", value=Json(order=str, shop=str, cents=int, at=datetime))
 
-def pipeline(servers: str = "127.0.0.1:9092", folder: str = ".") -> Pipeline:
-    """The six jobs. Tables and files are in ``folder``; use ``postgres(dsn, ...)`` for a server."""
-    store = f"{folder}/shop.db"
-    p = Pipeline("shop", state=lambda name: sqlite(f"{folder}/state.db", name))
-    order = Json(order=str, shop=str, cents=int, at=datetime)
-    orders = p.read_kafka("orders", value=order, bootstrap_servers=servers)
-    paid = p.read_kafka("payments", value=Json(order=str, paid=int, paid_at=datetime))
+# 1. Each order is a row.
+orders.append_into(postgres("raw_orders"), name="raw")
 
-    # 1. Each order is a row.
-    orders.append_into(sqlite(store, "raw_orders"), name="raw")
+# 2. The newest row of each order.
+orders.latest_by("order").upsert_into(postgres("orders"), name="orders")
 
-    # 2. The newest row of each order.
-    orders.latest_by("order", sequence_by="at").upsert_into(sqlite(store, "orders"), name="orders-now")
+# 3. Totals per hour, which late orders correct for ever.
+per_hour = orders.window(tumbling("1h"), on="at").group_by("shop").agg(orders=count(), cents=sum_("cents"))
+per_hour.upsert_into(postgres("per_hour"), name="per-hour")
 
-    # 3. Totals per hour, which late orders correct for ever.
-    hours = orders.window(tumbling("1 h"), on="at").group_by("shop").agg(orders=count(), cents=sum_("cents"))
-    hours.upsert_into(sqlite(store, "per_hour"), name="per-hour")
+# 4. Each window of five minutes, sent once, when it closes.
+windows = orders.window(tumbling("5 min"), on="at", late="10 min").group_by("shop").agg(cents=sum_("cents"))
+windows.when_closed().to_kafka("closed", key="shop", name="closed")
 
-    # 4. Each window of five minutes, sent once, when it closes.
-    windows = orders.window(tumbling("5 min"), on="at", late="10 min").group_by("shop").agg(cents=sum_("cents"))
-    windows.when_closed().to_kafka("closed", key="shop", name="closed")
+# 5. Orders with what was paid for them up to then, by the timestamps of the records.
+paid = p.read_kafka("payments", value=RegistryAvro("payments-value")).latest_by("order", name="paid")
+orders.join(paid, on="order", within="30 days", name="matched").append_into(parquet("matched"), name="lake")
 
-    # 5. Orders with their payments.
-    matched = orders.join(paid, on="order", times=("at", "paid_at"), within="30 days", name="matched", late="1 day")
-    matched.append_into(parquet(f"{folder}/matched"), name="lake")
-
-    # 6. Large orders, each once in a day by the timestamps of their records.
-    first = orders.deduplicate("order", within="1 day", late="1 h", name="seen")
-    first.filter("cents > 100000").to_kafka("large", key="order", name="large")
-    return p
-
-
-def topology(app: Mapping[str, Any]) -> Topology:
-    return pipeline(app["app.kafka"]).build()
+# 6. Large orders, each once in a day.
+first = orders.deduplicate("order", within="1 day", name="seen")
+first.filter("cents > 100000").to_kafka("large", key="order", name="large")

@@ -8,7 +8,7 @@ from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.inspect.find_poison import Poison, find_poison
 from framework.inspect.state_snapshots import Snapshot, StateSnapshot, read
-from framework.operators.event_window_assigner import hopping, tumbling
+from framework.operators.event_window_assigner import hopping, sliding, tumbling
 from framework.operators.sessions import session
 from framework.submission import submit
 from framework.topology import (
@@ -139,6 +139,7 @@ __all__ = [
     "hopping",
     "read",
     "session",
+    "sliding",
     "submit",
     "tumbling",
 ]

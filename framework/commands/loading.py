@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from framework.config import Config
+from framework.config import Config, loading_with
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
 from framework.execution.failures import in_users_words, users_errors
@@ -71,6 +71,11 @@ def opened_archive(settings: Config, topology_id: str) -> Iterator[HistoryTarget
 
 def load_topology(name: str, config: Config) -> Topology | CoreTopology:
     """The topology at ``MODULE:TOPOLOGY``. Raises ``ConfigError`` naming the missing part."""
+    with loading_with(config):
+        return _loaded(name, config)
+
+
+def _loaded(name: str, config: Config) -> Topology | CoreTopology:
     found: Any = resolve(name)
     called = not isinstance(found, (Topology, CoreTopology, TopologyMaker)) and callable(found)
     if called:

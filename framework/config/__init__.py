@@ -6,6 +6,7 @@ settings that would break a guarantee. ``kafka.*`` is passed to Kafka's clients 
 names. ``app.*`` is the user's own and reaches components through ``conf``.
 """
 
+from framework.config.addresses import default_address, loading_with, variable_of
 from framework.config.config import Config
 from framework.config.environment_references import (
     check_address,
@@ -28,10 +29,12 @@ __all__ = [
     "ZooKeeperAddress",
     "check_address",
     "checked_zookeeper_root",
+    "default_address",
     "flatten",
     "is_reference",
     "is_secret",
     "is_spark_secret",
+    "loading_with",
     "passwords_in",
     "read_override",
     "resolved",
@@ -39,6 +42,7 @@ __all__ = [
     "revealed",
     "shown_host",
     "shown_value",
+    "variable_of",
     "with_password_variable",
     "zookeeper_address",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from framework.config.addresses import AddressConfig, address_environment
 from framework.config.environment_references import resolved
 from framework.config.kafka import kafka_environment, kafka_settings
 from framework.config.metrics import MetricsConfig
@@ -24,7 +25,7 @@ from framework.errors import ConfigError
 
 
 # Fields are in the order of their bases, the last one first.
-class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyConfig):
+class Config(UiConfig, TracingConfig, MetricsConfig, AddressConfig, ZooKeeperConfig, TopologyConfig):
     """A validated configuration. Build it with ``Config.of`` or ``Config.load``.
 
     >>> Config.of({"topology.max.spout.pending": 4}).max_spout_pending
@@ -69,11 +70,16 @@ class Config(UiConfig, TracingConfig, MetricsConfig, ZooKeeperConfig, TopologyCo
         whose values are TOML or plain text. Raises ``ConfigError``.
 
         ``${NAME}`` in a value stands for an environment variable. An environment variable such as
-        ``RATCHET_KAFKA_SASL_PASSWORD`` sets a ``kafka.*`` key, here ``kafka.sasl.password``. Use
-        both for secrets, which belong neither in files nor in command lines. The file wins over
-        such variables; overrides win over the file.
+        ``RATCHET_KAFKA_SASL_PASSWORD`` sets a ``kafka.*`` key, here ``kafka.sasl.password``, and
+        ``RATCHET_POSTGRES_URL`` sets ``postgres.url``. Use both for secrets, which belong neither
+        in files nor in command lines. The file wins over such variables; overrides win over the
+        file.
         """
-        values: dict[str, Any] = {**kafka_environment(), **(read_file(path) if path is not None else {})}
+        values: dict[str, Any] = {
+            **kafka_environment(),
+            **address_environment(),
+            **(read_file(path) if path is not None else {}),
+        }
         values.update(read_override(each) for each in overrides)
         return cls.of({key: resolved(key, value) for key, value in values.items()})
 

@@ -45,8 +45,9 @@ def is_spark_secret(key: str) -> bool:
 
 
 def hides(key: str) -> bool:
-    """Whether one of Ratchet's own keys, including those for ZooKeeper, holds a secret."""
-    return "zookeeper.auth" in key or "history.table" in key or is_secret(key)
+    """Whether one of Ratchet's own keys, including those for ZooKeeper and addresses, may hold a
+    secret."""
+    return "zookeeper.auth" in key or "history.table" in key or key.endswith(".url") or is_secret(key)
 
 
 def shown_value(key: str, value: Any) -> str:

@@ -166,6 +166,18 @@ def hopping(length: Duration, step: Duration, *, origin: Duration = 0) -> EventW
     return EventWindows(micros, every, micros_of(origin, "the origin of a window") % every)
 
 
+def sliding(length: Duration, step: Duration | None = None, *, origin: Duration = 0) -> EventWindows:
+    """The same windows as of ``hopping``, by the name that Storm, Spark, Flink's DataStream and
+    Beam give them. A pipeline may exchange one name for the other. Raises ``ConfigError``, also
+    without a step: no window begins or ends at a record, as in Kafka Streams (ADR 123)."""
+    if step is None:
+        raise ConfigError(
+            f"sliding({length!r}) has no step: give one, as in sliding('10 min', '1 min'): windows begin at fixed times, not "
+            "at records"
+        )
+    return hopping(length, step, origin=origin)
+
+
 @lru_cache(maxsize=100_000)
 def _midnight(zone: str, day: int) -> int:
     """The first moment of a day (counted from 1970-01-01) in a zone. If the clock skips midnight,

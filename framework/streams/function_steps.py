@@ -151,23 +151,14 @@ class FunctionMap(RemakingStep):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchMap(RemakingStep):
-    """Tables by a function. ``batch_size``: rows of a table at most; None: as they come."""
+class TableStep(RemakingStep):
+    """A step whose function takes and returns tables of a kind."""
 
     kind: Literal["arrow", "polars", "pandas"]
-    batch_size: int | None = None
 
     @property
     def carries(self) -> bool:
         return False
-
-    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        if not frame.height:
-            return pl.DataFrame(pl.from_arrow(self.schema.empty_table()))
-        frame = without_hidden(frame)
-        parts = frame.iter_slices(self.batch_size) if self.batch_size is not None else [frame]
-        returned = self.calls.results(map(self._given, parts))
-        return pl.DataFrame(pl.from_arrow(pa.concat_tables(map(self._fitting, returned))))
 
     def _given(self, frame: pl.DataFrame) -> Any:
         if self.kind == "polars":
@@ -187,17 +178,28 @@ class BatchMap(RemakingStep):
             raise BadRecordError(f"{self.call}: what it returned does not fit its types: {error}") from error
 
     def _table(self, returned: Any) -> pa.Table:
-        if isinstance(returned, pa.Table):
-            return returned
-        if isinstance(returned, pa.RecordBatch):
-            return pa.Table.from_batches([returned])
-        if isinstance(returned, pl.DataFrame):
-            return returned.to_arrow(compat_level=pl.CompatLevel.oldest())
-        if hasattr(returned, "columns") and hasattr(returned, "iloc"):
-            return pa.Table.from_pandas(returned, preserve_index=False)
-        raise self.call.mistake(
-            f"it returned a {type(returned).__name__}: return a table or a record batch of Arrow, or a frame of polars or pandas"
-        )
+        table = table_of(returned)
+        if table is None:
+            raise self.call.mistake(
+                f"it returned a {type(returned).__name__}: return a table or a record batch of Arrow, or a frame of polars or "
+                "pandas"
+            )
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMap(TableStep):
+    """Tables by a function. ``batch_size``: rows of a table at most; None: as they come."""
+
+    batch_size: int | None = None
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        if not frame.height:
+            return pl.DataFrame(pl.from_arrow(self.schema.empty_table()))
+        frame = without_hidden(frame)
+        parts = frame.iter_slices(self.batch_size) if self.batch_size is not None else [frame]
+        returned = self.calls.results(map(self._given, parts))
+        return pl.DataFrame(pl.from_arrow(pa.concat_tables(map(self._fitting, returned))))
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
         """Tombstones part the rows into tables, so that each stays between the rows that came
@@ -217,6 +219,42 @@ class BatchMap(RemakingStep):
                     raise self._changes(names)
             made.append(its.with_columns(pl.lit(mark, pl.Boolean).alias(MARK)))
         return pl.concat(made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionMap(TableStep):
+    """Tables by a function of all tables that a task has of a transaction."""
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Of one table."""
+        return pl.concat([pl.DataFrame(pl.from_arrow(self.schema.empty_table())), *self.partition([frame])])
+
+    def partition(self, frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        """The tables that the function makes, as it makes them."""
+        (returned,) = self.calls.results([map(self._given, map(without_hidden, frames))])
+        if table_of(returned) is not None or isinstance(returned, (str, bytes, Mapping)):
+            raise self.call.mistake(f"it returned a {type(returned).__name__}: yield tables, or return a list of them")
+        if not isinstance(returned, Iterable):
+            raise self.call.mistake(f"it returned {returned!r}: yield tables, or return a list of them")
+        for each in returned:
+            yield pl.DataFrame(pl.from_arrow(self._fitting(each)))
+
+    def known(self, known: Columns, above: pa.Schema) -> Columns:
+        """None: a tombstone has no place among the rows that the function makes."""
+        return frozenset()
+
+
+def table_of(given: Any) -> pa.Table | None:
+    """A table or frame of a known kind as Arrow; None for anything else."""
+    if isinstance(given, pa.Table):
+        return given
+    if isinstance(given, pa.RecordBatch):
+        return pa.Table.from_batches([given])
+    if isinstance(given, pl.DataFrame):
+        return given.to_arrow(compat_level=pl.CompatLevel.oldest())
+    if hasattr(given, "columns") and hasattr(given, "iloc"):
+        return pa.Table.from_pandas(given, preserve_index=False)
+    return None
 
 
 def values_of(call: Call, schema: pa.Schema, given: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.hidden_columns import PLACE, TIMESTAMP, check_new_names, hidden_of, visible, with_carried
@@ -22,6 +23,7 @@ from framework.streams.plan import (
     carried_in,
     carries_tombstones,
     check_sequence,
+    closed_in,
     emitter_of,
     name_of,
     sides_of,
@@ -47,6 +49,7 @@ from framework.topology.groupings import AllGrouping, GlobalGrouping
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
 
 
+@checks_arguments
 class Pipeline(TopologyMaker):
     """Streams that begin at what is read and end in sinks. ``build()`` makes a ``Topology`` of
     them, called ``name``: a pipeline of the same name continues where the last run stopped."""
@@ -59,6 +62,7 @@ class Pipeline(TopologyMaker):
         self._watermarks: dict[tuple[Node, str, Duration], tuple[WatermarkBounds, Placed]] = {}
         self._builder: TransactionalTopologyBuilder | None = None
         self._settings: dict[str, Any] = {}
+        self._lacking: list[TopologyError] = []
 
     # --- sources ----------------------------------------------------------------------------------
 
@@ -130,6 +134,11 @@ class Pipeline(TopologyMaker):
     def topic(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> Target:
         """A topic of Kafka that rows are written to; None where each row names its own."""
         raise call.mistake("this pipeline knows no Kafka: use the Pipeline of ratchet")
+
+    def note(self, target: Target) -> None:
+        """Take a place that a component writes to, or keeps its state in."""
+        if target.lacks is not None:
+            self._lacking.append(target.lacks)
 
     def set_policy(self, call: Call, bolt: Bolt, policy: str | Bolt) -> None:
         """Tell a bolt what becomes of a record whose value it refuses."""
@@ -236,9 +245,10 @@ class Pipeline(TopologyMaker):
         steps = [way[0] for way in ways_to(above) if isinstance(way[0], (Placed, SideOutput))]
         made = next((emitter_of(each) for each in steps if self.place_of(each) is None), None)
         if made is not None:
+            again = "put them into windows without on=, " if made.closes else ""
             return (
                 f"event time goes by partition, and the rows of {made.call} are from several: join them with a table without "
-                "times=, upsert them, or write them to a topic and read that in a second pipeline"
+                f"times=, {again}upsert them, or write them to a topic and read that in a second pipeline"
             )
         remade = [step.step.call for _, way in ways_to(above) for step in way if not step.step.carries]
         return (
@@ -249,6 +259,9 @@ class Pipeline(TopologyMaker):
     def watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
         """The watermark of these rows, which the steps share that ask for the same ``late``. Raises
         ``TopologyError`` for steps that share it with other bounds."""
+        closed = self.watermark_of_closed(call, [(above, on)], bounds)
+        if closed is not None:
+            return closed
         key = (above, on, bounds.late)
         if key not in self._watermarks:
             partition = self.place_of(above)
@@ -278,6 +291,23 @@ class Pipeline(TopologyMaker):
             )
         return watermark
 
+    def watermark_of_closed(
+        self, call: Call, rows: Sequence[tuple[Node, str]], bounds: WatermarkBounds
+    ) -> Placed | None:
+        """The watermark that closed windows have in common, each with its time. It goes by the rows
+        that the windows are of, and passes the end of a window in the transaction that sends it.
+        None for other rows."""
+        closed = [each for node, time in rows if (each := closed_in(node, time)) is not None]
+        found = {each.watermark for each in closed}
+        if len(closed) < len(rows) or len(found) > 1:
+            return None
+        if bounds.micros() != WatermarkBounds().micros():
+            raise call.mistake(
+                f"closed windows are never late: leave late, max_ahead and idle_after out, and give them where {closed[0].call} "
+                "puts rows into windows"
+            )
+        return found.pop()
+
     def _hidden_inputs(self, placed: Placed) -> list[Input]:
         inputs = []
         if placed.takes_clock and self._reading is not None:
@@ -293,12 +323,22 @@ class Pipeline(TopologyMaker):
     def builder(self) -> TransactionalTopologyBuilder:
         """The builder of the topology, for bolts that no operator makes. The pipeline is complete
         then. All columns are kept, because such a bolt may take any of them."""
+        self._check_complete()
         if self._builder is None:
             self._builder = self._compiled(prune=False)
         return self._builder
 
     def build(self) -> Topology:
         """The topology. Raises ``TopologyError`` naming what is wrong."""
+        self._check_complete()
+        return self._topology()
+
+    def _check_complete(self) -> None:
+        if self._lacking:
+            raise self._lacking[0]
+
+    def _topology(self) -> Topology:
+        """The topology, which may lack addresses."""
         builder = self._builder or self._compiled(prune=True)
         try:
             return replace(builder.build(), settings=dict(self._settings))
@@ -308,11 +348,11 @@ class Pipeline(TopologyMaker):
     def describe(self) -> str:
         """What the pipeline becomes: each component with its tasks, inputs, groupings, columns and
         guarantees."""
-        return described(self.build())
+        return described(self._topology())
 
     def _repr_html_(self) -> str:
         try:
-            return described_html(self.build())
+            return described_html(self._topology())
         except RatchetError as error:
             return described_html(error)
 

@@ -34,7 +34,7 @@ from framework.streams.call_site import Call
 from framework.streams.hidden_columns import CARRIED, with_carried
 from framework.streams.polars_expressions import tests_not_null
 from framework.streams.ports import EarlyFilter, Reading
-from framework.streams.stateless_steps import Columns, Compute, Filter, Step
+from framework.streams.stateless_steps import WINDOW_TIME, ClosedTime, Columns, Compute, Filter, Step
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.topology import DEFAULT_STREAM, TOMBSTONE, Bolt, Grouping, TransactionalTopologyBuilder
 from framework.topology.planning_time_stream import CLOCK_STREAM
@@ -105,6 +105,8 @@ class Placed:
     #: Whether it gets the planning times of the spout, and whose watermark it gets.
     takes_clock: bool = False
     watermark: Placed | None = None
+    #: Where it sends windows or sessions that have closed: the column in which they end.
+    closes: str | None = None
     #: The rows above of which the bolt deletes those that tombstones name by their ``keys``. They
     #: come with a column ``TOMBSTONE``.
     deletes: Node | None = None
@@ -152,6 +154,23 @@ class _Output:
 
     def needs(self) -> Columns:
         return self.carried.union(*(each.needs for each in self.takers))
+
+
+def closed_in(node: Node, column: str) -> Placed | None:
+    """The bolt whose closed windows these rows are, if ``column`` is the end of each of them, or
+    their ``WINDOW_TIME``."""
+    while isinstance(node, Stepped):
+        step = node.step
+        if isinstance(step, ClosedTime) and column == WINDOW_TIME:
+            column = step.columns[column].meta.root_names()[0]
+        elif isinstance(step, Compute):
+            made = step.columns.get(column)
+            if not (step.keeps if made is None else made.meta.eq(pl.col(column))):
+                return None
+        elif not isinstance(step, Filter):
+            return None
+        node = node.above
+    return node if isinstance(node, Placed) and node.closes == column else None
 
 
 def builder_of(

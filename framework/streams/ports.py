@@ -160,6 +160,8 @@ class Target(ABC):
 
     #: A name for the sink where the user gives none.
     name: str
+    #: The mistake of a place that can be tested, and not run.
+    lacks: TopologyError | None = None
 
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         """The committer that keeps aggregates per key."""

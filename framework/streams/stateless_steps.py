@@ -26,6 +26,11 @@ from framework.streams.row_growth_limits import parts_of
 from framework.streams.watermark_bounds import WatermarkBounds
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
+SESSION_END = "session_end"
+#: The column of closed windows that says that a window is sent again.
+CORRECTION = "correction"
+#: The time of a closed window: the last moment in it, as in Flink.
+WINDOW_TIME = "window_time"
 MOMENT = pa.timestamp("us", "UTC")
 
 Columns = frozenset[str]
@@ -133,6 +138,19 @@ class Compute(Step):
     def known(self, known: Columns, above: pa.Schema) -> Columns:
         made = {name for name, each in self.columns.items() if set(each.meta.root_names()) <= known}
         return frozenset(made | (known - set(self.columns) if self.keeps else set()))
+
+
+class ClosedTime(Compute):
+    """Gives closed windows the column ``WINDOW_TIME``."""
+
+    @classmethod
+    def of(cls, call: Call, schema: pa.Schema, end: str) -> ClosedTime:
+        """``end``: the column in which they end. Their bounds, which they had as windows, are left
+        out."""
+        kept = [each for each in schema if each.name not in (WINDOW_START, WINDOW_END)]
+        columns = {each.name: pl.col(each.name) for each in kept}
+        columns[WINDOW_TIME] = pl.col(end) - pl.duration(microseconds=1)
+        return cls(call=call, schema=pa.schema([*kept, pa.field(WINDOW_TIME, MOMENT)]), columns=columns, keeps=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.streams.function_calls import check_alive
 from framework.streams.function_checks import unsent
+from framework.streams.function_steps import PartitionMap
+from framework.streams.hidden_columns import MARK
 from framework.streams.lookups import Lookup
 from framework.streams.polars_frames import batches_of, frame_of, refusing
 from framework.streams.stateless_steps import Columns, Step
@@ -69,6 +72,8 @@ class StepsBolt(ArrowBolt):
         #: Those of the user, whose files tell in the history which code made a transaction.
         self.functions = list(dict.fromkeys(each for step in root.steps() for each in step.functions))
         self._collector: OutputCollector | None = None
+        #: The rows before each step that takes all of them together.
+        self._gathered: dict[int, list[pl.DataFrame]] = {}
 
     @property
     def looks_up(self) -> bool:
@@ -101,17 +106,37 @@ class StepsBolt(ArrowBolt):
 
     def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:
         if batch.num_rows:
-            outer = check_alive.set(getattr(self._collector, "check_alive", check_alive.get()))
-            try:
+            with self._alive():
                 root = self._root
                 with refusing():
                     frame = frame_of(batch)
                     if self._tables:
                         frame = marked(frame, tables=True, others=root.to_others)
                 self._run(root, frame)
-            finally:
-                check_alive.reset(outer)
         return None
+
+    def finish_batch(self) -> Iterable[pa.RecordBatch] | None:
+        with self._alive():
+            self._finish(self._root)
+        return None
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        """Functions of the user end where the attempt is cancelled."""
+        outer = check_alive.set(getattr(self._collector, "check_alive", check_alive.get()))
+        try:
+            yield
+        finally:
+            check_alive.reset(outer)
+
+    def _finish(self, branch: Branch) -> None:
+        """Run the steps that take all rows together, the first one first."""
+        step = branch.step
+        if isinstance(step, PartitionMap) and (frames := self._gathered.pop(id(branch), None)):
+            for made in step.partition(frames):
+                self._pass_on(branch, made.with_columns(pl.lit(None, pl.Boolean).alias(MARK)) if self._tables else made)
+        for each in branch.below:
+            self._finish(each)
 
     def _run(self, branch: Branch, frame: pl.DataFrame) -> None:
         step = branch.step
@@ -121,6 +146,10 @@ class StepsBolt(ArrowBolt):
         if self._tables:
             with refusing(step.call):
                 frame = chosen(frame, tables=branch.to_tables, others=branch.to_others)
+        if isinstance(step, PartitionMap):
+            if frame.height:
+                self._gathered.setdefault(id(branch), []).append(frame)
+            return
         for part in step.parts(frame):
             made = step.carry(part, branch.known, branch.checked) if self._tables else step.apply(part)
             self._pass_on(branch, made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -14,10 +15,11 @@ from framework.errors import ConfigError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
-from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap
+from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
 from framework.streams.hidden_columns import (
     TIME,
     TIME_RIGHT,
@@ -28,7 +30,7 @@ from framework.streams.hidden_columns import (
     is_hidden,
 )
 from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, ways_to
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_in, ways_to
 from framework.streams.polars_expressions import (
     Expression,
     check_names,
@@ -42,9 +44,13 @@ from framework.streams.polars_expressions import (
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select_parser import select_of
 from framework.streams.stateless_steps import (
+    CORRECTION,
     MOMENT,
+    SESSION_END,
     WINDOW_END,
     WINDOW_START,
+    WINDOW_TIME,
+    ClosedTime,
     Compute,
     Explode,
     Filter,
@@ -78,6 +84,7 @@ RowFunction = Callable[[dict[str, Any]], Any]
 GroupingName = Literal["local", "shuffle", "global", "all"]
 
 
+@checks_arguments
 class Stream:
     """Rows, of which every one counts. Made by a ``Pipeline``; each operator returns another
     stream and leaves this one as it is, so several may begin at the same."""
@@ -264,8 +271,7 @@ class Stream:
         common: a replay may divide them in another way. ``concurrency``, ``timeout``: tables at a
         time, and for each. The rest as of ``map``."""
         call = called("map_batches", function)
-        if kind not in ("arrow", "polars", "pandas"):
-            raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
+        _check_kind(call, kind)
         calls = self._calls(
             call, function, setup, concurrency=concurrency, timeout=timeout, retries=retries, given="a table"
         )
@@ -278,6 +284,40 @@ class Stream:
             kind=kind,
             before=frozenset(self.schema.names),
             batch_size=_number_above_0(call, "batch_size", batch_size),
+        )
+        return self._after(step)
+
+    def map_partitions(
+        self,
+        function: Callable[..., Any],
+        *,
+        setup: Callable[[], Any] | None = None,
+        kind: Literal["arrow", "polars", "pandas"] = "arrow",
+        deterministic: bool = False,
+        **types: FieldType,
+    ) -> Stream:
+        """Rows by a function of all tables that a task has of a transaction. It takes an iterator
+        of tables, and yields tables, or returns a list of them; it is called once per task and
+        transaction that has rows. ``kind``, ``setup``, ``types``: as of ``map_batches``.
+
+        A replay, or another parallelism, may divide the rows in another way, so
+        ``deterministic`` also says that this makes no difference. What the function does elsewhere
+        is repeated in a replay; its rows count once."""
+        call = called("map_partitions", function)
+        _check_kind(call, kind)
+        if is_async(function) or inspect.isasyncgenfunction(function):
+            raise call.mistake("map_partitions takes no async def: use map_batches(...), which takes one")
+        calls = self._calls(
+            call, function, setup, concurrency=None, timeout=None, retries=0, given="an iterator of tables"
+        )
+        check_returns(call, function)
+        step = PartitionMap(
+            call=call,
+            schema=self._of_function(call, types),
+            calls=calls,
+            is_deterministic=deterministic,
+            kind=kind,
+            before=frozenset(self.schema.names),
         )
         return self._after(step)
 
@@ -311,7 +351,7 @@ class Stream:
         Delta Lake) keeps that of the attempt that it has committed, which another sink may not
         have. ``deterministic``: the answer for a key never changes."""
         keys = (on,) if isinstance(on, str) else tuple(on)
-        call = called("lookup", function, **({"on": on} | ({"cache": cache} if cache is not None else {})))
+        call = called("lookup", function, **_said(on=on, cache=cache))
         if not keys:
             raise call.mistake("name at least one column, as in on='customer'")
         check_names(call, keys, self.schema)
@@ -408,24 +448,28 @@ class Stream:
         behind the newest one of its partition. Sessions are known when they close: after
         ``group_by(...).agg(...)`` only ``when_closed`` follows.
 
+        The time of a closed window, or session, is the last moment in it, which becomes the column
+        ``window_time``; new bounds replace its own, and the watermark stays the same.
+
         ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
         its transaction is a bad record. ``idle_after``: a partition without rows for this long no
         longer holds windows open; None: it always does."""
         call = called("window", windows, **({"on": on} if on is not None else {}))
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
-                f"{windows!r} is no window: give tumbling('1 h'), hopping('10 min', '5 min') or session('30 min')"
+                f"{windows!r} is no window: give tumbling('1 h'), sliding('10 min', '5 min') or session('30 min')"
             )
-        on = self._time(call, on)
-        kind = field_of(self.schema, on).type
+        rows = self._closed(call) if on is None else None
+        on, rows = (WINDOW_TIME, rows) if rows is not None else (self._time(call, on), self)
+        kind = field_of(rows.schema, on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
-        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in self.schema.names), None)
+        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in rows.schema.names), None)
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
-        schema = pa.schema([*self.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
-        return self._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
+        schema = pa.schema([*rows.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
+        return rows._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
 
     def group_by(self, *columns: str, **named: Expression) -> Grouped:
         """Rows with equal values in these columns belong together. The window that they are in is
@@ -491,7 +535,7 @@ class Stream:
         are dropped. ``max_ahead``, ``idle_after``: as of ``window``. ``name``: the id, which the
         state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
-        call = called("deduplicate", *keys, within=within, **({"on": on} if on is not None else {}), name=name)
+        call = called("deduplicate", *keys, **_said(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
         on = self._time(call, on)
         _check_time(call, on, self.schema)
@@ -541,8 +585,8 @@ class Stream:
         behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
         ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
         where it is the other's. ``name``: the id, which the state follows."""
+        call = called("join", **_said(on=on, within=within, name=name))
         keys = (on,) if isinstance(on, str) else tuple(on)
-        call = called("join", *keys, **({"within": within} if within is not None else {}), name=name)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         table = other if isinstance(other, NewestTable) else None
         pair = (times, times) if isinstance(times, str) else times
@@ -603,7 +647,9 @@ class Stream:
             deletes, deletes_by = (theirs._node, frozenset(table_keys)) if tombstones else (None, frozenset())
             bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
         else:
-            both = self._moments(call, other, left, right)
+            both = [(self._node, left), (other._node, right)]
+            watermark = self._pipeline.watermark_of_closed(call, both, bounds)
+            moments = self._moments(call, other, left, right) if watermark is None else None
             own_times = ours_named.get(left, left), theirs_named.get(right, right)
             bolt = self._bolt(
                 call,
@@ -613,7 +659,8 @@ class Stream:
                     else committers.pairs(name, keys, own_times, within or 0, how)
                 ),
             )
-            watermark = self._pipeline.watermark(call, name, both, on=_EVENT_TIME, bounds=bounds)
+            if moments is not None:
+                watermark = self._pipeline.watermark(call, name, moments, on=_EVENT_TIME, bounds=bounds)
         joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
         return joined._of(
             joined._component(
@@ -684,7 +731,7 @@ class Stream:
         ``dead_letters(...)`` or, where the pipeline has them, "dead_letter"; "fail": the
         ``on_bad_record`` of the source decides. The record is left out of all sinks."""
         call = called("append_into", target, **({"name": name} if name is not None else {}))
-        bolt = of_target(call, target, lambda place: place.append())
+        bolt = of_target(call, self._pipeline.note, target, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(
             call, bolt, target.name if name is None else name, LocalOrShuffleGrouping(), parallelism=parallelism
@@ -715,7 +762,8 @@ class Stream:
         call = called("to_kafka", *([topic] if topic else []), **said, **({"name": name} if name else {}))
         given = {"topic_from": topic_from, "key": key, "value": value, "headers": headers}
         given = {**given, "timestamp": timestamp, "partition": partition, **options}
-        bolt = of_target(call, self._pipeline.topic(call, topic, given), lambda place: place.append())
+        place = self._pipeline.topic(call, topic, given)
+        bolt = of_target(call, self._pipeline.note, place, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(call, bolt, name or topic or topic_from or "kafka", GlobalGrouping(), parallelism=1)
 
@@ -870,6 +918,19 @@ class Stream:
         check_names(call, grouping, self.schema)
         return FieldsGrouping(Fields(*grouping))
 
+    def _closed(self, call: Call) -> Stream | None:
+        """The rows with ``WINDOW_TIME`` where they are closed windows; None where they are not."""
+        end = next((each for each in (WINDOW_END, SESSION_END) if closed_in(self._node, each) is not None), None)
+        if end is None:
+            return None
+        if CORRECTION in self.schema.names:
+            raise call.mistake(
+                "a window that is corrected would count twice: leave allowed_lateness out where the first windows close"
+            )
+        if WINDOW_TIME in self.schema.names:
+            raise call.mistake(f"there is a column {WINDOW_TIME!r} already: rename it")
+        return self._after(ClosedTime.of(call, self.schema, end))
+
     def _time(self, call: Call, on: str | None) -> str:
         """The column of the time. None: that of the record."""
         if on is None:
@@ -916,6 +977,16 @@ def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise call.mistake(f"{what} is {number!r}: give a number of 1 or more")
     return number
+
+
+def _said(**named: object) -> dict[str, object]:
+    """The arguments that the user gave, for the text of a call."""
+    return {name: each for name, each in named.items() if each is not None}
+
+
+def _check_kind(call: Call, kind: object) -> None:
+    if kind not in ("arrow", "polars", "pandas"):
+        raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
 
 
 def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:

@@ -15,12 +15,13 @@ from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import CHANGED_STREAM
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called
 from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
 from framework.streams.plan import Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
-from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Compute, Filter, Windows
+from framework.streams.stateless_steps import SESSION_END, WINDOW_END, WINDOW_START, Compute, Filter, Windows
 from framework.streams.unknown_operator_hints import of_grouped, of_table
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from framework.streams.stream import Stream
 
 
+@checks_arguments
 class Grouped:
     """A stream grouped by a key. ``agg`` makes a table of it."""
 
@@ -83,6 +85,7 @@ class Grouped:
         return AggregatesTable(stream, self._key, made)
 
 
+@checks_arguments
 class Table(ABC):
     """One row per key, whose values change with the stream."""
 
@@ -103,7 +106,7 @@ class Table(ABC):
         their new values. ``name``: the id of the sink, which its state follows. ``on_bad_record``:
         what becomes of a record whose row the sink refuses, as of ``Stream.append_into``."""
         call = called("upsert_into", target, **({"name": name} if name is not None else {}))
-        bolt = of_target(call, target, self._committer)
+        bolt = of_target(call, self._stream._pipeline.note, target, self._committer)
         self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
         grouping = FieldsGrouping(Fields(*self._key))
@@ -138,6 +141,7 @@ class Table(ABC):
         """Raise ``TopologyError`` where tombstones come that the table cannot put in order."""
 
 
+@checks_arguments
 class AggregatesTable(Table):
     """Aggregates per key."""
 
@@ -217,6 +221,7 @@ class AggregatesTable(Table):
             uses=uses,
             hidden=frozenset(hidden_of(uses)),
             watermark=watermark,
+            closes=SESSION_END if isinstance(kind, Sessions) else WINDOW_END,
         )
         self._closing[name] = options, placed
         return placed
@@ -327,11 +332,12 @@ def _before_windows(node: Node) -> tuple[Node, Windows] | None:
     return Stepped(found[0], dataclasses.replace(step, schema=schema)), found[1]
 
 
-def of_target(call: Call, target: object, make: Callable[[Any], Bolt]) -> Bolt:
+def of_target(call: Call, note: Callable[[Target], None], target: object, make: Callable[[Any], Bolt]) -> Bolt:
     """The committer that ``make`` gives for a target, and the mistake of this call where there is
-    none."""
+    none. ``note`` takes the target."""
     if not isinstance(target, Target):
         raise call.mistake(f"{target!r} is a {type(target).__name__}: give a place such as sqlite('shop.db', 'orders')")
+    note(target)
     try:
         return make(target)
     except RatchetError as error:

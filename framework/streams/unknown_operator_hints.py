@@ -33,9 +33,8 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("groupby", "groupbykey", "keyby", "partitionby"), "group_by('shop')"),
     **dict.fromkeys(("flatmap", "flatmapvalues", "flattransform"), "flat_map(function, word=str)"),
     **dict.fromkeys(("apply", "mapvalues", "transform", "process"), "map(function, word=str)"),
-    **dict.fromkeys(
-        ("mappartitions", "mapinpandas", "mapinarrow", "pipe"), "map_batches(function, kind='pandas', n=int)"
-    ),
+    **dict.fromkeys(("mapinpandas", "mapinarrow", "pipe"), "map_batches(function, kind='pandas', n=int)"),
+    **dict.fromkeys(("mappartition", "mappartitions", "foreachpartition"), "map_partitions(function, n=int)"),
     **dict.fromkeys(("union", "unionall", "unionbyname", "concat", "vstack"), "merge(other)"),
     **dict.fromkeys(("dropduplicates", "dropduplicateswithinwatermark", "distinct", "unique"), _REPEATS),
     **dict.fromkeys(("leftjoin", "outerjoin", "innerjoin", "intervaljoin", "joinasof", "crossjoin"), _PAIRS),

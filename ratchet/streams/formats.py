@@ -5,16 +5,18 @@ a Schema Registry."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import TopologyError
+from framework.config import default_address
+from framework.errors import ConfigError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.topology import Fields
 from framework.topology.fields import FieldType
+from ratchet.streams.servers import Server, not_set
 from spouts import (
     AvroCodec,
     BytesCodec,
@@ -40,6 +42,8 @@ class Format(ABC):
     """Columns, and a codec that decodes the used ones."""
 
     schema: pa.Schema
+    #: The server that the columns come from, where there is one.
+    server: Server | None = None
 
     @abstractmethod
     def codec(self, used: Sequence[str]) -> Codec:
@@ -124,10 +128,12 @@ def Avro(schema: Any, reader_schema: Any = None) -> Format:
     return Whole(AvroCodec(schema, reader_schema))
 
 
-def RegistryAvro(subject: str, registry: str | Mapping[str, Any], **options: Any) -> Format:
-    """Avro values that name their schema in a Schema Registry at ``registry``, resolved to the
-    latest schema of ``subject``. ``options``: of ``spouts.RegistryAvroCodec``."""
-    return Whole(RegistryAvroCodec(registry, subject=subject, **options))
+def RegistryAvro(subject: str, registry: str | Mapping[str, Any] | None = None, **options: Any) -> Format:
+    """Avro values that name their schema in a Schema Registry, resolved to the latest schema of
+    ``subject``. ``registry``: its address, or its settings; by default ``registry.url`` of the
+    configuration, or ``RATCHET_REGISTRY_URL`` of the environment. ``options``: of
+    ``spouts.RegistryAvroCodec``."""
+    return _of_registry(RegistryAvroCodec, subject, registry, options)
 
 
 def Protobuf(message: Any, descriptor_set: bytes | str | Path | None = None) -> Format:
@@ -135,16 +141,34 @@ def Protobuf(message: Any, descriptor_set: bytes | str | Path | None = None) -> 
     return Whole(ProtobufCodec(message, descriptor_set))
 
 
-def RegistryProtobuf(subject: str, registry: str | Mapping[str, Any], **options: Any) -> Format:
-    """Protobuf messages that name their schema in a Schema Registry at ``registry``, of the type of
-    the latest schema of ``subject``. ``options``: of ``spouts.RegistryProtobufCodec``."""
-    return Whole(RegistryProtobufCodec(registry, subject=subject, **options))
+def RegistryProtobuf(subject: str, registry: str | Mapping[str, Any] | None = None, **options: Any) -> Format:
+    """Protobuf messages that name their schema in a Schema Registry, of the type of the latest
+    schema of ``subject``. ``registry``: as of ``RegistryAvro``. ``options``: of
+    ``spouts.RegistryProtobufCodec``."""
+    return _of_registry(RegistryProtobufCodec, subject, registry, options)
 
 
-def RegistryJson(subject: str, registry: str | Mapping[str, Any], **options: Any) -> Format:
-    """JSON objects that name their schema in a Schema Registry at ``registry``, with the fields of
-    the latest schema of ``subject``. ``options``: of ``spouts.RegistryJsonCodec``."""
-    return Whole(RegistryJsonCodec(registry, subject=subject, **options))
+def RegistryJson(subject: str, registry: str | Mapping[str, Any] | None = None, **options: Any) -> Format:
+    """JSON objects that name their schema in a Schema Registry, with the fields of the latest
+    schema of ``subject``. ``registry``: as of ``RegistryAvro``. ``options``: of
+    ``spouts.RegistryJsonCodec``."""
+    return _of_registry(RegistryJsonCodec, subject, registry, options)
+
+
+def _of_registry(codec: Callable[..., Codec], subject: str, registry: Any, options: Mapping[str, Any]) -> Format:
+    name = codec.__name__.removesuffix("Codec")
+    call = called(name, subject)
+    key = "registry.url"
+    address = registry if registry is not None else default_address(key)
+    if address is None:
+        raise not_set(call, key, f"{name}({subject!r}, 'http://registry:8081')")
+    server = Server(address, key if registry is None else None)
+    try:
+        made = Whole(server.reached(lambda address: codec(address, subject=subject, **options)))
+    except (ConfigError, TopologyError) as error:
+        raise call.mistake(error) from None
+    made.server = server
+    return made
 
 
 def MessagePack(**types: FieldType) -> Format:

@@ -8,12 +8,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from framework.config import Config
+from framework.config import Config, default_address, variable_of
 from framework.coordination import CoordinationStore
-from framework.errors import RatchetError
+from framework.errors import ConfigError, RatchetError
 from framework.execution.plan import check_pickles
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
+from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called, nearest
 from framework.streams.hidden_columns import is_hidden
 from framework.streams.ports import StatefulSteps, Target
@@ -24,14 +25,16 @@ from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.notebook_tables import RowsTable, Tables
+from ratchet.streams.servers import Server
 from ratchet.streams.sources import Kafka, Rows, Topics, check_moment, check_options
 from ratchet.streams.stateful_steps import StatefulStepsIn
-from ratchet.streams.targets import Database, Store, Topic
+from ratchet.streams.targets import Database, Store, Topic, mysql, postgres, sqlite
 from sinks import Mirror, TableJoiningCommitter
 from spouts import BytesCodec, Codec, DebeziumChanges
 from spouts.kafka.record_deserialization import METADATA_TYPES
 
 
+@checks_arguments
 class Pipeline(StreamsPipeline):
     """Reads, computes and writes, exactly once.
 
@@ -48,7 +51,7 @@ class Pipeline(StreamsPipeline):
 
     ``ratchet run module:shop`` runs it. ``state``: a function from a name to the store in which a
     step keeps its state: ``lambda name: sqlite("shop.db", name)``. Steps that go by event time need
-    it.
+    it; by default, they keep it at ``postgres.url`` of the configuration, else at ``mysql.url``.
     """
 
     def __init__(self, name: str, *, state: Callable[[str], Store] | None = None) -> None:
@@ -58,6 +61,7 @@ class Pipeline(StreamsPipeline):
                 f"state is {_named(state)}: give a function from a name to a store, state=lambda name: sqlite('state.db', name)"
             )
         self._state = state
+        self._servers: list[Server] = []
 
     # --- sources ----------------------------------------------------------------------------------
 
@@ -110,6 +114,9 @@ class Pipeline(StreamsPipeline):
             metadata=metadata,
             on_bad_record=bad,
         )
+        self._servers += [
+            each.server for each in (read.value, read.key, *read.headers.values()) if each and each.server
+        ]
         reading = self._reading
         if not isinstance(reading, Kafka):
             reading = Kafka(options, 1 if parallelism is None else parallelism, letters)
@@ -170,6 +177,7 @@ class Pipeline(StreamsPipeline):
             topics, pattern=pattern, value=Bytes("value"), metadata=["key", "topic"], name=f"{name}-changes", **options
         )
         reader = DebeziumChanges(unavailable=unavailable)
+        self.note(into)
         copy = Mirror(into.table_of, reader, name=named, shared_tables=shared_tables)
         changes.into(copy, name=name)
 
@@ -219,11 +227,26 @@ class Pipeline(StreamsPipeline):
 
     def stateful_steps(self, call: Call) -> StatefulSteps:
         """The committers that keep a state of their own, in the stores of ``state``."""
-        if self._state is None:
-            raise call.mistake(
-                f"it keeps a state: give the pipeline a store, Pipeline({self.name!r}, state=lambda name: sqlite('state.db', name))"
+        return StatefulStepsIn(self.name, self._state or self._default_state(call), self.note)
+
+    def _default_state(self, call: Call) -> Callable[[str], Store]:
+        """The store of the configuration. Where it has none, the pipeline can be tested only."""
+        place = next((each for each in (postgres, mysql) if default_address(f"{each.__name__}.url") is not None), None)
+        if place is not None:
+            return place
+        self._lacking.append(
+            call.mistake(
+                f"it keeps a state: give the pipeline a store, Pipeline({self.name!r}, state=lambda name: sqlite('state.db', "
+                "name)), or set postgres.url in the configuration or RATCHET_POSTGRES_URL in the environment"
             )
-        return StatefulStepsIn(self.name, self._state)
+        )
+        return lambda name: sqlite("state-not-set.db", name)
+
+    def note(self, target: Target) -> None:
+        """Take a place that a component writes to, or keeps its state in."""
+        super().note(target)
+        if isinstance(target, Store) and target.server is not None:
+            self._servers.append(target.server)
 
     def batches(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Self:
         """Limit a transaction to this many records, and about this many bytes."""
@@ -248,7 +271,9 @@ class Pipeline(StreamsPipeline):
         **options: Any,
     ) -> Run:
         """Start the pipeline and return its run. As ``framework.submit``."""
-        return submit(self.build(), config, store, executor, **options)
+        checked = Config.of(config or {})
+        self._check_addresses(checked)
+        return submit(self.build(), checked, store, executor, **options)
 
     def run(
         self,
@@ -288,7 +313,7 @@ class Pipeline(StreamsPipeline):
         other = next((each for each in struck if not isinstance(each, Fault)), None)
         if other is not None:
             raise called("test", "...").mistake(f"{other!r} is no fault: give crash(2), fail_attempt(2) or replay()")
-        topology = self.build()
+        topology = self._topology()
         check_pickles(topology)
         fields = {source: topology.spout.streams[stream] for source, stream in self._streams_read().items()}
         given = self._given(records, fields)
@@ -320,6 +345,16 @@ class Pipeline(StreamsPipeline):
     def show(self, rows: int = 5, records: Mapping[str, Iterable[Any]] | None = None) -> Tables:
         """The first rows of each sink, as in ``test``."""
         return self.test(records).head(rows)
+
+    def _check_addresses(self, config: Config) -> None:
+        """Raise ``ConfigError`` for an address that comes after the places that need it."""
+        given = config.addresses()
+        for server in self._servers:
+            if server.key in given and given[server.key] != server.address:
+                raise ConfigError(
+                    f"{server.key} comes too late, because the places of pipeline {self.name!r} took their addresses before: set "
+                    f"{variable_of(server.key)}, or name the address in each place"
+                )
 
     def _sinks(self) -> list[Any]:
         """Committers, and bolts without subscribers."""

@@ -26,10 +26,10 @@ from sinks import (
 
 class StatefulStepsIn(StatefulSteps):
     """``state``: the store for a name. A name is that of the pipeline and that of
-    the step, as a name for a table: ``shop_per_hour``."""
+    the step, as a name for a table: ``shop_per_hour``. ``note`` takes each store."""
 
-    def __init__(self, pipeline: str, state: Callable[[str], Store]) -> None:
-        self._pipeline, self._state = pipeline, state
+    def __init__(self, pipeline: str, state: Callable[[str], Store], note: Callable[[Store], None]) -> None:
+        self._pipeline, self._state, self._note = pipeline, state, note
 
     def watermark(self, name: str, on: str, partition: Sequence[str], bounds: WatermarkBounds) -> Bolt:
         return WatermarkCommitter(
@@ -87,6 +87,7 @@ class StatefulStepsIn(StatefulSteps):
                 f"state= of the pipeline gives {store} for it, a {type(store).__name__}: give a store, such as "
                 "sqlite('state.db', name), postgres(dsn, name) or redis(url, name)"
             )
+        self._note(store)
         return store.state()
 
 

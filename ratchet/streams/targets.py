@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from framework.errors import TopologyError
@@ -14,6 +15,7 @@ from framework.streams.call_site import Call, called, nearest
 from framework.streams.ports import Target
 from framework.topology import Bolt
 from ratchet.streams.formats import Format
+from ratchet.streams.servers import Server, is_address, server_of
 from sinks import (
     AppendCommitter,
     DeadLetterTable,
@@ -32,11 +34,12 @@ from sinks.rows.transactional_table import RowTable
 
 
 class Store(Target):
-    """Rows per key."""
+    """Rows per key. ``server``: that of the rows, where there is one."""
 
-    def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend]) -> None:
+    def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend], server: Server | None = None) -> None:
         self.name = _name(name)
-        self._shown, self._backend = shown, backend
+        self._shown, self._backend, self.server = shown, backend, server
+        self.lacks = server.lacks if server is not None else None
 
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         return StateCommitter(OpaqueMapState(self._backend()), key, aggregates)
@@ -47,6 +50,8 @@ class Store(Target):
 
     def dead_letters(self) -> Bolt:
         """The committer for records that cannot be decoded."""
+        if self.lacks is not None:
+            raise self.lacks
         return DeadLetterTable(OpaqueMapState(self._backend()))
 
     def __str__(self) -> str:
@@ -58,9 +63,15 @@ class Database(Store):
     whole database, for a copy of another one."""
 
     def __init__(
-        self, shown: str, table: str | None, backend: Callable[[str], MapBackend], rows: Callable[[str], RowTable]
+        self,
+        shown: str,
+        table: str | None,
+        backend: Callable[[str], MapBackend],
+        rows: Callable[[str], RowTable],
+        server: Server | None = None,
     ) -> None:
-        super().__init__(shown, table if table is not None else "database", lambda: backend(self._named()))
+        named = table if table is not None else "database"
+        super().__init__(shown, named, lambda: backend(self._named()), server)
         self._table, self.table_of = table, rows
 
     def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:
@@ -129,60 +140,77 @@ def sqlite(path: str | os.PathLike[str], table: str | None = None) -> Database:
     return Database(named, table, lambda name: SqliteBackend(path, name), lambda name: SqliteTable(path, name))
 
 
-def postgres(dsn: str, table: str | None = None, *, schema: str | None = None) -> Database:
-    """A table of a PostgreSQL database at a libpq address; without ``table``, the schema, for
-    ``mirror``. Raises ``TopologyError`` for a table with a dot, which would be part of its name."""
+def postgres(dsn: str | None = None, table: str | None = None, *, schema: str | None = None) -> Database:
+    """A table of a PostgreSQL database: ``postgres("postgresql://user@host/shop", "orders")``, by a
+    libpq address. ``postgres("orders")`` is one of the database at ``postgres.url`` of the
+    configuration, or ``RATCHET_POSTGRES_URL`` of the environment. Without ``table``, it is the
+    schema, for ``mirror``. Raises ``TopologyError`` for a table with a dot, which would be part of
+    its name."""
+    dsn, table = _address_and_name(dsn, table)
+    call = _call("postgres", dsn, table)
     if table is not None and "." in table:
         first, _, last = table.rpartition(".")
-        raise called("postgres", "...", table).mistake(
-            f"give the schema by name: postgres(..., {last!r}, schema={first!r})"
+        raise call.mistake(
+            f"give the schema by name: postgres({'..., ' if dsn is not None else ''}{last!r}, schema={first!r})"
         )
+    server = server_of(call, "postgres", dsn, f"postgres('postgresql://user@host/database'{_and(table)})")
 
     def backend(name: str) -> MapBackend:
         from sinks import PostgresBackend  # an extra
 
-        return PostgresBackend(dsn, name, schema=schema)
+        return server.reached(lambda address: PostgresBackend(address, name, schema=schema))
 
     def rows(name: str) -> RowTable:
         from sinks import PostgresTable  # an extra
 
-        return PostgresTable(dsn, name, schema=schema)
+        return server.reached(lambda address: PostgresTable(address, name, schema=schema))
 
-    return Database(f"postgres(...{_and(table)})", table, backend, rows)
+    return Database(call.text, table, backend, rows, server)
 
 
-def mysql(dsn: str, table: str | None = None) -> Database:
+def mysql(dsn: str | None = None, table: str | None = None) -> Database:
     """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``;
-    without ``table``, the database, for ``mirror``. Raises ``TopologyError`` for a table with a
-    dot, which would be part of its name."""
+    ``mysql("orders")`` is one of the database at ``mysql.url`` of the configuration, or
+    ``RATCHET_MYSQL_URL`` of the environment. Without ``table``, it is the database, for ``mirror``.
+    Raises ``TopologyError`` for a table with a dot, which would be part of its name."""
+    dsn, table = _address_and_name(dsn, table)
+    call = _call("mysql", dsn, table)
     if table is not None and "." in table:
         first, _, last = table.rpartition(".")
-        raise called("mysql", "...", table).mistake(
+        raise call.mistake(
             f"the address names the database: mysql('mysql://user:password@host:3306/{first}', {last!r})"
         )
+    server = server_of(call, "mysql", dsn, f"mysql('mysql://user@host:3306/database'{_and(table)})")
 
     def backend(name: str) -> MapBackend:
         from sinks import MySqlBackend  # an extra
 
-        return MySqlBackend(dsn, name)
+        return server.reached(lambda address: MySqlBackend(address, name))
 
     def rows(name: str) -> RowTable:
         from sinks import MySqlTable  # an extra
 
-        return MySqlTable(dsn, name)
+        return server.reached(lambda address: MySqlTable(address, name))
 
-    return Database(f"mysql(...{_and(table)})", table, backend, rows)
+    return Database(call.text, table, backend, rows, server)
 
 
-def redis(url: str, name: str) -> Store:
-    """Hashes of a Redis server whose keys begin with ``name``."""
+def redis(url: str | None, name: str | None = None) -> Store:
+    """Hashes of a Redis server whose keys begin with ``name``: ``redis("redis://host:6379/0",
+    "totals")``. ``redis("totals")`` is at ``redis.url`` of the configuration, or
+    ``RATCHET_REDIS_URL`` of the environment."""
+    url, name = _address_and_name(url, name)
+    call = _call("redis", url, name)
+    if name is None:
+        raise call.mistake("name what the keys begin with: redis('redis://host:6379/0', 'totals')")
+    server = server_of(call, "redis", url, f"redis('redis://host:6379/0', {name!r})")
 
     def backend() -> MapBackend:
         from sinks import RedisBackend  # an extra
 
-        return RedisBackend(url, name)
+        return server.reached(lambda address: RedisBackend(address, name))
 
-    return Store(f"redis(..., {name!r})", name, backend)
+    return Store(call.text, name, backend, server)
 
 
 def parquet(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = None) -> Files:
@@ -211,6 +239,17 @@ def dead_letters(target: Store | str, **options: Any) -> Bolt:
     if isinstance(target, Target):
         raise TopologyError(f"dead_letters({target}): dead letters can be in a database or a Kafka topic only")
     return DeadLetterTopic(target, **options)
+
+
+def _address_and_name(first: str | None, second: str | None) -> tuple[str | None, str | None]:
+    """An address and a name, of which the address may be left out."""
+    return (None, first) if first is not None and second is None and not is_address(first) else (first, second)
+
+
+def _call(place: str, address: str | None, name: str | None) -> Call:
+    """The call of a place, without its address, which may contain a password."""
+    arguments = [*(["..."] if address is not None else []), *([repr(name)] if name is not None else [])]
+    return replace(called(place), text=f"{place}({', '.join(arguments)})")
 
 
 def _and(table: str | None) -> str:

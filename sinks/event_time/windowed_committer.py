@@ -30,7 +30,7 @@ _CORRECTION = "correction"
 class WindowedCommitter(AggregatingCommitter):
     """Aggregates per key and window, in an opaque state that holds the open windows only.
 
-    * ``window``: ``tumbling(...)`` or ``hopping(...)``.
+    * ``window``: ``tumbling(...)``, ``hopping(...)`` or ``sliding(...)``.
     * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
     * ``key``, ``aggregates``: as in a ``StateCommitter``.
 
@@ -64,7 +64,9 @@ class WindowedCommitter(AggregatingCommitter):
     ) -> None:
         super().__init__(state, on=on, key=key, aggregates=aggregates, unit=unit, own=[_CORRECTION])
         if not isinstance(window, EventWindows):
-            raise TopologyError(f"WindowedCommitter: {window!r} is no window: give tumbling(...) or hopping(...)")
+            raise TopologyError(
+                f"WindowedCommitter: {window!r} is no window: give tumbling(...), hopping(...) or sliding(...)"
+            )
         self.window = window
         self.allowed_lateness = micros_of(allowed_lateness, "allowed_lateness")
 

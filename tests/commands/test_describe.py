@@ -18,3 +18,11 @@ def test_a_pipeline_is_described_with_its_inputs_and_guarantees(tmp_path: Path) 
     assert "closed  (WindowedCommitter, 1 task)" in done.stdout
     assert "takes      closed-watermark by AllGrouping" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_a_pipeline_is_one_line() -> None:
+    done = CliRunner().invoke(app, ["tests.kit.orders_pipeline:nothing"], catch_exceptions=False)
+    assert done.exit_code == 2
+    assert (
+        done.output == "error: tests.kit.orders_pipeline:nothing: module 'tests.kit.orders_pipeline' has no 'nothing'\n"
+    )

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from framework.durations import micros_of
 from framework.errors import ConfigError
 from framework.operators.event_clock import EventClock
-from framework.operators.event_window_assigner import hopping, tumbling
+from framework.operators.event_window_assigner import hopping, sliding, tumbling
 from framework.operators.watermarks import NEVER
+from framework.state import TimeWindow
 
 pytestmark = pytest.mark.rule("C43")
 
@@ -113,11 +114,20 @@ def test_windows_that_cannot_be_are_refused() -> None:
     for make, why in (
         (lambda: tumbling(0), "above 0"),
         (lambda: hopping("1 min", "2 min"), "leave gaps"),
+        (lambda: sliding("1 min", "2 min"), "leave gaps"),
+        (lambda: sliding("1 min", 0), "above 0"),
+        (lambda: sliding("1 min"), r"sliding\('1 min'\) has no step: give one"),
         (lambda: tumbling("1 day", zone="Mars/Olympus"), "no name of a time zone"),
         (lambda: tumbling("1 h", zone="Europe/Berlin"), "whole days"),
     ):
         with pytest.raises(ConfigError, match=why):
             make()
+
+
+@pytest.mark.parametrize(("length_s", "step_s"), [(60, 20), (50, 15), (7, 7)])
+def test_sliding_and_hopping_windows_and_those_of_core_topologies_are_the_same(length_s: int, step_s: int) -> None:
+    assert sliding(length_s, step_s) == hopping(length_s, step_s) == TimeWindow(length_s, "at", step_s).assigner
+    assert sliding(length_s, step_s, origin=3) == hopping(length_s, step_s, origin=3)
 
 
 def test_an_idle_partition_and_an_unread_one() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ratchet import Pipeline, Stream, count, hopping, max_, parquet, session, sqlite, sum_, tumbling
+from ratchet import Pipeline, Stream, count, hopping, max_, parquet, session, sliding, sqlite, sum_, tumbling
 from tests.streams.topic_programs import failures, sorted_rows
 
 Row = dict[str, Any]
@@ -139,40 +139,79 @@ def windows(output: str) -> Callable[[Program, Drawn, str], Program]:
     """``closed``, ``changed`` or ``late`` windows."""
 
     def operator(program: Program, drawn: Drawn, name: str) -> Program:
-        hops = drawn.long > drawn.short and drawn.long % drawn.short == 0
-        window = hopping(minutes(drawn.long), minutes(drawn.short)) if hops else tumbling(minutes(drawn.short))
-        length, step = (drawn.long, drawn.short) if hops else (drawn.short, drawn.short)
-        table = (
-            program.stream.window(window, on="at", late=minutes(drawn.late))
-            .group_by("k")
-            .agg(total=sum_("n"), rows=count())
-        )
-        options: dict[str, Any] = {"name": name, "parallelism": drawn.parallelism}
-        stream = table.when_changed(**options) if output == "changed" else table.when_closed(**options)
-        if output == "late":
-            stream = stream.late()
-        kept: dict[tuple[str, datetime.datetime], tuple[int, int]] = {}
-        made: Batches = []
-        for batch, (before, after) in zip(program.batches, watermarks(program.batches, drawn.late), strict=True):
-            came: dict[tuple[str, datetime.datetime], tuple[int, int]] = {}
-            for row in batch:
-                for start in starts_of(row["at"], length, step):
-                    total, rows = came.get((row["k"], start), (0, 0))
-                    came[row["k"], start] = total + row["n"], rows + 1
-            late = {key: value for key, value in came.items() if key[1] + minutes(length) <= before}
-            changed = {}
-            for key, (total, rows) in came.items():
-                if key not in late:
-                    held = kept.get(key, (0, 0))
-                    kept[key] = changed[key] = total + held[0], rows + held[1]
-            closed = {key: value for key, value in kept.items() if key[1] + minutes(length) <= after}
-            kept = {key: value for key, value in kept.items() if key not in closed}
-            chosen = {"closed": closed, "changed": changed, "late": late}[output]
-            ordered = sorted(chosen.items(), key=lambda item: (item[0][1], item[0][0]))
-            made.append([row_of(key[0], total * 100 + rows, key[1]) for key, (total, rows) in ordered])
+        stream, found = _windows(program, drawn, name, output)
+        made = [[row_of(key, total * 100 + rows, start) for key, start, total, rows in batch] for batch in found]
         return program.then(stream.select("k", n="total * 100 + rows", at="window_start"), made)
 
     return operator
+
+
+#: A window: its key, its start, the sum of n, and the number of rows.
+Window = tuple[str, datetime.datetime, int, int]
+
+
+def _windows(program: Program, drawn: Drawn, name: str, output: str) -> tuple[Stream, list[list[Window]]]:
+    length, step = lengths(drawn)
+    slides = sliding if drawn.late else hopping
+    window = slides(minutes(length), minutes(step)) if step < length else tumbling(minutes(length))
+    table = (
+        program.stream.window(window, on="at", late=minutes(drawn.late))
+        .group_by("k")
+        .agg(total=sum_("n"), rows=count())
+    )
+    options: dict[str, Any] = {"name": name, "parallelism": drawn.parallelism}
+    stream = table.when_changed(**options) if output == "changed" else table.when_closed(**options)
+    if output == "late":
+        stream = stream.late()
+    kept: dict[tuple[str, datetime.datetime], tuple[int, int]] = {}
+    made: list[list[Window]] = []
+    for batch, (before, after) in zip(program.batches, watermarks(program.batches, drawn.late), strict=True):
+        came: dict[tuple[str, datetime.datetime], tuple[int, int]] = {}
+        for row in batch:
+            for start in starts_of(row["at"], length, step):
+                total, rows = came.get((row["k"], start), (0, 0))
+                came[row["k"], start] = total + row["n"], rows + 1
+        late = {key: value for key, value in came.items() if key[1] + minutes(length) <= before}
+        changed = {}
+        for key, (total, rows) in came.items():
+            if key not in late:
+                held = kept.get(key, (0, 0))
+                kept[key] = changed[key] = total + held[0], rows + held[1]
+        closed = {key: value for key, value in kept.items() if key[1] + minutes(length) <= after}
+        kept = {key: value for key, value in kept.items() if key not in closed}
+        chosen = {"closed": closed, "changed": changed, "late": late}[output]
+        ordered = sorted(chosen.items(), key=lambda item: (item[0][1], item[0][0]))
+        made.append([(*key, *values) for key, values in ordered])
+    return stream, made
+
+
+def lengths(drawn: Drawn) -> tuple[int, int]:
+    """Length and step of windows, in minutes."""
+    slides = drawn.long > drawn.short and drawn.long % drawn.short == 0
+    return (drawn.long, drawn.short) if slides else (drawn.short, drawn.short)
+
+
+def windows_of_windows(program: Program, drawn: Drawn, name: str) -> Program:
+    """Closed windows in windows of another length."""
+    closed, found = _windows(program, drawn, f"{name}-inner", "closed")
+    inner, outer = lengths(drawn)[0], 2 * drawn.short
+    table = (
+        closed.filter("total <> 1").window(tumbling(minutes(outer))).group_by("k").agg(n=sum_("total"), rows=count())
+    )
+    stream = table.when_closed(name=name, parallelism=3 - drawn.parallelism)
+    kept: dict[tuple[str, datetime.datetime], tuple[int, int]] = {}
+    made: Batches = []
+    for batch, (_, after) in zip(found, watermarks(program.batches, drawn.late), strict=True):
+        for key, its_start, total, _ in batch:
+            if total != 1:
+                (start,) = starts_of(its_start + minutes(inner) - datetime.timedelta(microseconds=1), outer, outer)
+                n, rows = kept.get((key, start), (0, 0))
+                kept[key, start] = n + total, rows + 1
+        over = {key: each for key, each in kept.items() if key[1] + minutes(outer) <= after}
+        kept = {key: each for key, each in kept.items() if key not in over}
+        ordered = sorted(over.items(), key=lambda item: (item[0][1], item[0][0]))
+        made.append([row_of(key, n * 100 + rows, start) for (key, start), (n, rows) in ordered])
+    return program.then(stream.select("k", n="n * 100 + rows", at="window_start"), made)
 
 
 def starts_of(at: datetime.datetime, length: int, step: int) -> list[datetime.datetime]:
@@ -353,6 +392,7 @@ OPERATORS: dict[str, Callable[[Program, Drawn, str], Program]] = {
     "first": first_rows,
     "late-first": late_first_rows,
     **{f"{output}-windows": windows(output) for output in ("closed", "changed", "late")},
+    "windows-of-windows": windows_of_windows,
     **{f"{output}-sessions": sessions(output) for output in ("closed", "late")},
     "as-of-join": newest_of_a_time,
     "now-join": current_row,
@@ -372,13 +412,14 @@ def into_sinks(program: Program, name: str, folder: Path, parallelism: int) -> d
     stream.append_into(parquet(folder / name), name=f"{name}-rows", parallelism=parallelism)
     totals = stream.group_by("k").agg(rows=count(), n=sum_("n"), most=max_("n"))
     totals.upsert_into(sqlite(folder / "a.db", f"{name}_totals"), name=f"{name}-totals", parallelism=parallelism)
-    hours = stream.window(tumbling("10 min"), on="at").group_by("k").agg(n=sum_("n"))
+    hours = stream.window(sliding("10 min", "5 min"), on="at").group_by("k").agg(n=sum_("n"))
     hours.upsert_into(sqlite(folder / "a.db", f"{name}_hours"), name=f"{name}-hours", parallelism=parallelism)
     by_key: dict[str, list[int]] = defaultdict(list)
     by_window: dict[tuple[datetime.datetime, str], int] = defaultdict(int)
     for row in rows:
         by_key[row["k"]].append(row["n"])
-        by_window[starts_of(row["at"], 10, 10)[0], row["k"]] += row["n"]
+        for start in starts_of(row["at"], 10, 5):
+            by_window[start, row["k"]] += row["n"]
     expected = {
         f"{name}-rows": rows,
         f"{name}-totals": [{"k": k, "rows": len(n), "n": sum(n), "most": max(n)} for k, n in by_key.items()],

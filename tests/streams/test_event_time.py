@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
 from framework.durations import micros_of
 from framework.errors import ConfigError, TopologyError
 from framework.testing import crash, replay
-from ratchet import Json, Pipeline, Stream, collect, parquet, session, sqlite, sum_, tumbling
+from ratchet import Json, Pipeline, Stream, collect, count, max_, parquet, session, sliding, sqlite, sum_, tumbling
 from sinks import (
     DeduplicatingCommitter,
     KafkaSink,
@@ -259,8 +259,7 @@ def test_rows_of_several_partitions_have_no_event_time_of_their_own(tmp_path: Pa
     wrong: list[Callable[[], object]] = [
         lambda: closed.join(paid, on="shop", times=("window_end", "paid_at"), within="1 h", name="joined"),
         lambda: paid.join(closed, on="shop", times=("paid_at", "window_end"), within="1 h", name="joined"),
-        lambda: closed.join(closed.filter("cents > 2"), on="shop", times="window_end", within="1 h", name="joined"),
-        lambda: closed.deduplicate("shop", within="1 h", on="window_end", name="once"),
+        lambda: closed.rename(window_end="end").deduplicate("shop", within="1 h", on="end", name="once"),
     ]
     for each in wrong:
         with pytest.raises(TopologyError, match=said):
@@ -270,9 +269,111 @@ def test_rows_of_several_partitions_have_no_event_time_of_their_own(tmp_path: Pa
 
 
 def test_event_time_needs_a_store_and_windows_that_close(tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match=r"give the pipeline a store, Pipeline\('shop', state="):
-        Pipeline("shop").read(ROWS).deduplicate("shop", within="1 h", on="at", name="seen")
+    shop = Pipeline("shop")
+    shop.read(ROWS).deduplicate("shop", within="1 h", on="at", name="seen")
+    assert shop.test()["seen"]
+    with pytest.raises(TopologyError, match=r"give the pipeline a store, Pipeline\('shop', state=.*set postgres.url"):
+        shop.build()
     windows = pipeline_in(tmp_path).read(ROWS).window(tumbling("5 min"), on="at")
     for stream in (windows.filter("window_end is null"), windows.select("shop", "cents", "window_start")):
         with pytest.raises(TopologyError, match="only windows close"):
             stream.group_by("shop").agg(cents=sum_("cents")).when_closed(name="closed")
+
+
+MORE = [
+    {"shop": shop, "cents": cents, "at": at(minute), "partition": minute % 2}
+    for shop, cents, minute in (
+        ("x", 1, 1), ("x", 2, 2), ("y", 5, 3), ("x", 0, 8), ("x", 9, 9), ("x", 4, 21), ("z", 1, 50), ("z", 1, 51),
+    )
+]  # fmt: skip
+
+
+def more_orders(shop: Pipeline) -> Stream:
+    value = Json(shop=str, cents=int, at=datetime.datetime)
+    return shop.read_kafka("orders", value=value, bootstrap_servers=BROKER)
+
+
+def starts(rows: Iterable[Mapping[str, Any]], *columns: str) -> list[Any]:
+    return sorted((row["shop"], row["window_start"].minute, *(row[each] for each in columns)) for row in rows)
+
+
+@pytest.mark.parametrize("faults", [[], [replay(1)], [crash(1)]], ids=["none", "replay", "crash"])
+@pytest.mark.parametrize("take", [1, 3, 1000])
+def test_closed_windows_and_sessions_are_put_into_windows_by_their_watermark(
+    faults: Any, take: int, tmp_path: Path
+) -> None:
+    shop = pipeline_in(tmp_path)
+    orders = more_orders(shop)
+    kinds = {"minutes": sliding("4 min", "2 min"), "visits": session("3 min")}
+    for name, kind in kinds.items():
+        first = orders.window(kind, on="at", late="1 min").group_by("shop").agg(cents=sum_("cents"))
+        closed = first.when_closed(name=name, parallelism=2).filter("cents > 0")
+        tens = closed.window(tumbling("10 min")).group_by("shop").agg(most=max_("cents"), n=count())
+        tens.upsert_into(sqlite(tmp_path / "a.db", name), name=f"{name}-table")
+        again = tens.when_closed(name=f"{name}-tens").window(tumbling("20 min")).group_by("shop").agg(n=sum_("n"))
+        again.when_closed(name=f"{name}-twenties")
+    tables = shop.test({"orders": MORE}, faults=faults, take=take)
+    # The last moment of the window that ends at 10:10 is before 10:10.
+    assert starts(tables["minutes-tens"], "most", "n") == [
+        ("x", 0, 9, 4),
+        ("x", 10, 9, 1),
+        ("x", 20, 4, 2),
+        ("y", 0, 5, 2),
+    ]
+    assert starts(tables["minutes-twenties"], "n") == [("x", 0, 5), ("x", 20, 2), ("y", 0, 2)]
+    # A session ends three minutes after its last row.
+    assert starts(tables["visits-tens"], "most", "n") == [
+        ("x", 0, 3, 1),
+        ("x", 10, 9, 1),
+        ("x", 20, 4, 1),
+        ("y", 0, 5, 1),
+    ]
+    assert starts(tables["visits-twenties"], "n") == [("x", 0, 2), ("x", 20, 1), ("y", 0, 1)]
+    for name in kinds:
+        assert starts(tables[f"{name}-table"], "most", "n") == starts(tables[f"{name}-tens"], "most", "n")
+    ids = [each.id for each in shop.build().components]
+    assert [each for each in ids if "watermark" in each] == ["minutes-watermark"]
+
+
+@pytest.mark.parametrize("take", [1, 3, 1000])
+def test_closed_windows_of_one_watermark_are_joined_by_their_ends(take: int, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    windows = (
+        more_orders(shop).with_columns(large="cast(cents > 2 as int)").window(tumbling("10 min"), on="at", late="1 min")
+    )
+    sums = windows.group_by("shop").agg(cents=sum_("cents")).when_closed(name="sums")
+    large = windows.group_by("shop").agg(n=sum_("large")).when_closed(name="large").filter("n > 0")
+    joined = sums.join(
+        large, on=["shop", "window_start"], times="window_end", within="1 s", how="left", name="both", parallelism=2
+    )
+    joined.append_into(parquet(tmp_path / "out"), name="out")
+    tables = shop.test({"orders": MORE}, take=take, faults=[replay(1)])
+    found = {(row["shop"], row["window_start"].minute): (row["cents"], row["n"]) for row in tables["out"]}
+    assert found == {("x", 0): (12, 1), ("x", 20): (4, 1), ("y", 0): (5, 1)} and len(tables["out"]) == 3
+
+
+def test_what_is_no_closed_window_is_not_put_into_windows_by_itself(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    order = Json(shop=str, cents=int, at=datetime.datetime)
+    windows = shop.read_kafka("orders", value=order, bootstrap_servers=BROKER).window(tumbling("5 min"), on="at")
+    table = windows.group_by("shop").agg(cents=sum_("cents"))
+    closed = table.when_closed(name="closed")
+    hour = tumbling("1 h")
+    corrected = windows.group_by("shop").agg(n=count()).when_closed(name="corrected", allowed_lateness="1 h")
+    renamed = closed.rename(window_start="start", window_end="end")
+    wrong: dict[str, Callable[[], Any]] = {
+        "a window that is corrected would count twice": lambda: corrected.window(hour),
+        "no timestamp of a record": lambda: table.when_changed(name="closed").window(hour),
+        "its rows have no timestamp of a record": lambda: closed.late().window(hour),
+        "say which column is the time": lambda: closed.with_columns(window_end="window_start").window(hour),
+        "there is a column 'window_time' already": lambda: closed.with_columns(window_time="window_end").window(hour),
+        "put them into windows without on=": lambda: (
+            renamed.window(hour, on="end").group_by("shop").agg(n=count()).when_closed(name="a")
+        ),
+        r"closed windows are never late: .*when_closed\(name='closed'\) puts rows": lambda: (
+            closed.window(hour, late="1 min").group_by("shop").agg(n=count()).when_closed(name="b")
+        ),
+    }
+    for told, make in wrong.items():
+        with pytest.raises(TopologyError, match=f"test_event_time.py:.*{told}"):
+            make()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.testing import fail_attempt, replay
 from framework.topology import DEFAULT_STREAM, Fields, TopologyContext
 from framework.transactions.code_version import code_digest
-from ratchet import OpaqueMemoryTransactionalSpout, Pipeline, Stream, parquet
+from framework.transactions.run import TopologyFailed
+from ratchet import Json, OpaqueMemoryTransactionalSpout, Pipeline, Stream, Text, parquet, sqlite
 from tests.kit.processes import ROOT
 from tests.kit.waiting import PATIENCE_S
 
@@ -98,6 +99,60 @@ def test_tables_are_no_larger_than_the_batch_size(tmp_path: Path) -> None:
 
     rows = rows_of(tmp_path, lambda s: s.map_batches(heights, kind="polars", batch_size=4, n=int, height=int))
     assert [(row["n"], row["height"]) for row in rows] == [(n, 4 if n < 4 else 2) for n in range(6)]
+
+
+@pytest.mark.parametrize("faults", [[], [replay(), fail_attempt(2)]], ids=["none", "faults"])
+def test_a_function_gets_all_rows_of_a_task_and_transaction_in_one_call(tmp_path: Path, faults: list[Any]) -> None:
+    def numbered(frames: Iterator[pl.DataFrame], factor: int) -> Iterator[pl.DataFrame]:
+        rows = pl.concat(frames)
+        for start in (0, 2):
+            yield rows.slice(start, 2).select(n=pl.col("n") * factor, of=pl.lit(rows.height))
+
+    def stream(read: Stream) -> Stream:
+        made = read.flat_map(lambda row: [row, row], n=int).map_partitions(
+            numbered, kind="polars", setup=lambda: 10, n=int, of=int
+        )
+        return made.with_columns(n="n + 1").map_partitions(lambda tables: tables, n=int, of=int)
+
+    rows = rows_of(tmp_path, stream, take=[2, 1], faults=faults)
+    # Of four rows at most, which are 0, 0, 1, 1; then two rows of each.
+    expected = [{"n": n, "of": 4} for n in (1, 1, 11, 11)] + [
+        {"n": n * 10 + 1, "of": 2} for n in range(2, 6) for _ in "ab"
+    ]
+    assert sorted(rows, key=lambda row: row["n"]) == expected
+
+
+def test_rows_around_tables_of_tombstones_are_given_once(tmp_path: Path) -> None:
+    """Where the same bolt leads to a table that tombstones delete rows of."""
+    pipeline = Pipeline("shop")
+    value = Json(n=int)
+    read = pipeline.read_kafka("orders", key=Text("id"), value=value, bootstrap_servers="127.0.0.1:1")
+    read = read.with_columns(n="n + 1")
+    read.latest_by("id").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    read.map_partitions(lambda tables: list(tables), id=str, n=int).append_into(parquet(tmp_path / "out"), name="out")
+    records = [{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "a", "tombstone": True}]
+    found = pipeline.test({"orders": records})
+    assert [row["id"] for row in found["t"]] == ["b"]
+    rows = sorted((row["id"], row["n"] or 0) for row in found["out"])
+    assert rows == [("a", 0), ("a", 2), ("b", 3)]
+    with pytest.raises(
+        TopologyError, match=r"map_partitions\(<lambda>\) gives 'id' a value that a tombstone does not have"
+    ):
+        again = read.map_partitions(lambda tables: list(tables), id=str, n=int)
+        again.latest_by("id").upsert_into(sqlite(tmp_path / "a.db", "u"), name="u")
+        pipeline.build()
+
+
+def test_what_a_function_of_tables_returns_is_checked(tmp_path: Path) -> None:
+    for returned, told in (
+        (pl.DataFrame(ROWS), "it returned a DataFrame: yield tables, or return a list of them"),
+        (5, "it returned 5: yield tables, or return a list of them"),
+        (None, "it returned None: yield tables"),
+        ([5], "it returned a int: return a table or a record batch of Arrow"),
+        ([pl.DataFrame({"m": [1]})], "what it returned has no column 'n'"),
+    ):
+        with pytest.raises(TopologyFailed, match=f"test_functions.py:.*{told}"):
+            rows_of(tmp_path, lambda s, returned=returned: s.map_partitions(lambda tables: returned, n=int))  # type: ignore[misc]
 
 
 class Fails:

@@ -383,9 +383,9 @@ MISTAKES: dict[str, Callable[[Stream], object]] = {
     r"of a topic: say which column is the time, as in on='at'": lambda s: s.map_batches(
         lambda table: table, **COLUMNS
     ).deduplicate("k", within="1 h", name="x"),
-    r"the rows of when_closed\(\) are from several|the rows of .*when_closed\(\) are from several": lambda s: closed(
-        s
-    ).deduplicate("k", within="1 h", on="window_end", name="x"),
+    r"the rows of when_closed\(\) are from several|the rows of .*when_closed\(\) are from several": lambda s: (
+        closed(s).rename(window_end="e").deduplicate("k", within="1 h", on="e", name="x")
+    ),
     r"window\(.*\): its rows have no timestamp": lambda s: closed(s).rename(window_end="e").window(tumbling("1 h")),
     r"join\(.*its rows have no timestamp .* times='at'": lambda s: closed(s).join(s, on="k", within="1 h", name="j"),
     r"name 'a-per-k' is that of .*when_closed\(\) already: give another name=": lambda s: (closed(s), closed(s, "2 h")),

@@ -278,7 +278,30 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "a query only reads: write the rows by append_into(...)": lambda p, s: s.sql("INSERT INTO x SELECT * FROM stream"),
     "QUALIFY compares rows: use deduplicate(...)": lambda p, s: s.sql("SELECT at FROM stream QUALIFY at = 1"),
+    "deduplicate('order', within='1 day'): name is missing: add name='seen', the id, which its state follows": (
+        lambda p, s: s.deduplicate("order", within="1 day")  # type: ignore[call-arg]
+    ),
+    "join(Table(order -> the newest row), on='order'): name is missing: add name='seen'": lambda p, s: s.join(
+        s.latest_by("order"),
+        on="order",
+    ),  # type: ignore[call-arg]
+    "there is no argument 'whithin'; is it 'within'?": lambda p, s: s.deduplicate("order", whithin="1 d", name="d"),  # type: ignore[call-arg]
+    "there is no argument 'sequnce_by'; is it 'sequence_by'?": lambda p, s: s.latest_by("order", sequnce_by="at"),  # type: ignore[call-arg]
+    "window(tumbling('1 h'), 'at'): it takes windows by position, and 2 are given so: write the others as name=value": (
+        lambda p, s: s.window(tumbling("1 h"), "at")  # type: ignore[misc]
+    ),
+    "it takes nothing by position, and 1 are given so": lambda p, s: (
+        s.group_by("order").agg(n=count()).when_closed("per-order")  # type: ignore[misc]
+    ),
+    "filter('a', condition='b'): 'condition' is given twice": lambda p, s: s.filter("a", condition="b"),  # type: ignore[misc]
+    "mirror('changes'): into is missing: add into=postgres(": lambda p, s: Pipeline("x").mirror("changes"),  # type: ignore[call-arg]
     # Functions.
+    "map_partitions takes no async def: use map_batches(...)": lambda p, s: s.map_partitions(_awaits, n=int),
+    "map_partitions(_forgets): the function has no return with a value": lambda p, s: s.map_partitions(_forgets, n=int),
+    "a stream has no 'mapPartitions': use map_partitions(function, n=int)": lambda p, s: s.mapPartitions(len),
+    "the function is called with an iterator of tables: too many positional": lambda p, s: s.map_partitions(
+        lambda: [1], n=int
+    ),
     "the function is called with the row: missing a required argument: 'cents'": lambda p, s: s.filter(
         lambda order, cents: cents > 3  # type: ignore[arg-type, misc]
     ),
@@ -302,6 +325,10 @@ def _kept() -> Stream:
         Pipeline("kept", state=lambda name: sqlite("state.db", name)).read([{"order": "a", "cents": 1, "at": at}])
     )
     return _KEPT[-1]
+
+
+async def _awaits(tables: Any) -> Any:
+    return tables
 
 
 def _forgets(row: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from ratchet import (
     min_,
     parquet,
     reduce,
+    sliding,
     sqlite,
     sum_,
     tumbling,
@@ -75,6 +76,7 @@ def rows_of(tmp_path: Path, make: Any, rows: Any = ROWS, **types: Any) -> list[A
         (lambda s: s.filter("n = 1").map(lambda r: {"n": r["n"]}, n=int, w=str), [{"n": 1, "w": None}]),
         (lambda s: s.filter("n > 1").map_batches(lambda t: t.select(["n"]), n=int), [{"n": 2}, {"n": 3}]),
         (lambda s: s.filter("n > 1").map_batches(lambda t: t[["n"]], kind="pandas", n=int), [{"n": 2}, {"n": 3}]),
+        (lambda s: s.map_partitions(lambda ts: (t[t.n > 1] for t in ts), kind="pandas", n=int), [{"n": 2}, {"n": 3}]),
         (lambda s: s.filter("n > 1").map_batches(lambda t: t.select("n"), kind="polars", n=int), [{"n": 2}, {"n": 3}]),
         (
             lambda s: s.filter("n > 1").map_batches(
@@ -138,7 +140,7 @@ def test_windows_are_part_of_the_key(tmp_path: Path) -> None:
     times = [datetime.datetime(2026, 1, 1, 10, minute, tzinfo=UTC) for minute in (1, 29, 31)]
     pipeline = Pipeline("rows")
     stream = pipeline.read([{"k": "a", "at": at} for at in times], k=str, at=datetime.datetime)
-    per = {"half": tumbling("30 min"), "hop": hopping("1 h", "30 min")}
+    per = {"half": tumbling("30 min"), "hop": hopping("1 h", "30 min"), "slide": sliding("1 h", "30 min")}
     for name, windows in per.items():
         table = stream.window(windows, on="at").filter("k = 'a'").group_by("k").agg(n=count())
         table.upsert_into(sqlite(tmp_path / "a.db", name), name=name)
@@ -147,6 +149,7 @@ def test_windows_are_part_of_the_key(tmp_path: Path) -> None:
     assert [(row["window_start"].strftime("%H:%M"), row["n"]) for row in found["hop"]] == [
         *(("09:30", 2), ("10:00", 3), ("10:30", 1)),
     ]
+    assert list(found["slide"]) == list(found["hop"])
 
 
 def test_the_key_may_be_an_expression(tmp_path: Path) -> None:

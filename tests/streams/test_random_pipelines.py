@@ -36,6 +36,10 @@ STEPS: list[Step] = [
         lambda rows: [{"k": r["k"], "n": r["n"] + 1} for r in rows],
     ),
     (
+        lambda s: s.map_partitions(lambda tables: [t for t in tables for _ in range(2)], k=str, n=int),
+        lambda rows: [r for r in rows for _ in range(2)],
+    ),
+    (
         lambda s: s.filter("n > 1").merge(s.filter("n <= 1"), s.with_columns(n="-n")),
         lambda rows: [*rows, *({**r, "n": -r["n"]} for r in rows)],
     ),
