@@ -181,8 +181,8 @@ class BatchTooLargeError(BadRecordError):
     """A batch is too large for a task, though each of its records may be fine.
 
     In a transactional topology whose source can divide its batches, the batch is planned again in
-    halves, whatever ``on_bad_record`` says. A single record that is too large by itself is a bad
-    record. Raise it before the commit is opened."""
+    halves, whatever ``on_bad_record`` says (ADR 84). A single record that is too large by itself is
+    a bad record. Raise it before the commit is opened."""
 
 
 class InvariantViolation(RatchetError):
