@@ -13,7 +13,7 @@ import datetime
 import math
 import zoneinfo
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -55,12 +55,14 @@ class EventWindows:
     step: int
     origin: int = 0
     zone: str | None = None
+    #: The function that has made them, for messages.
+    made_by: str = field(default="hopping", compare=False)
 
     def __str__(self) -> str:
         zone = f", zone={self.zone!r}" if self.zone is not None else ""
         if self.step == self.length:
             return f"tumbling({length_of(self.length)!r}{zone})"
-        return f"hopping({length_of(self.length)!r}, {length_of(self.step)!r})"
+        return f"{self.made_by}({length_of(self.length)!r}, {length_of(self.step)!r})"
 
     def assign(self, at: Micros) -> Assigned:
         """The windows of each time, the last one first."""
@@ -175,7 +177,7 @@ def sliding(length: Duration, step: Duration | None = None, *, origin: Duration 
             f"sliding({length!r}) has no step: give one, as in sliding('10 min', '1 min'): windows begin at fixed times, not "
             "at records"
         )
-    return hopping(length, step, origin=origin)
+    return replace(hopping(length, step, origin=origin), made_by="sliding")
 
 
 @lru_cache(maxsize=100_000)

@@ -172,6 +172,12 @@ class TableStep(RemakingStep):
         missing = next((name for name in self.schema.names if name not in table.column_names), None)
         if missing is not None:
             raise self.call.mistake(f"what it returned has no column {missing!r} ({', '.join(table.column_names)})")
+        for declared in self.schema:
+            kind = table.schema.field(declared.name).type
+            if pa.types.is_temporal(declared.type) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+                raise self.call.mistake(
+                    f"it returned {kind} for {declared.name!r}, and a number of a time has no unit: return timestamps"
+                )
         try:
             return table.select(self.schema.names).cast(self.schema)
         except (pa.ArrowException, ValueError) as error:

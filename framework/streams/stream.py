@@ -457,7 +457,8 @@ class Stream:
         call = called("window", windows, **({"on": on} if on is not None else {}))
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
-                f"{windows!r} is no window: give tumbling('1 h'), sliding('10 min', '5 min') or session('30 min')"
+                f"{getattr(windows, '__name__', repr(windows))} is no window: "
+                "give tumbling('1 h'), sliding('10 min', '5 min') or session('30 min')"
             )
         rows = self._closed(call) if on is None else None
         on, rows = (WINDOW_TIME, rows) if rows is not None else (self._time(call, on), self)
@@ -875,7 +876,7 @@ class Stream:
 
     def _of_function(self, call: Call, types: Mapping[str, FieldType]) -> pa.Schema:
         if not types:
-            raise call.mistake("say which columns the function returns, as in map(function, word=str, length=int)")
+            raise call.mistake("say which columns the function returns, as in word=str, length=int")
         return self._declared(call, types)
 
     def _calls(

@@ -24,6 +24,7 @@ _CHANGES = (
 )
 
 _AGGREGATES = ("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique")
+_WINDOWS = ("tumbling", "hopping", "sliding", "session")
 #: Of a stream: a name that people know from elsewhere, in lower case without ``_``: what to write.
 _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("where", "query", "filternot"), "filter('cents > 0')"),
@@ -41,7 +42,8 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("split", "sideoutput"), "branch(large='cents > 100', other='true')"),
     **dict.fromkeys(("totable", "tochangelog", "last", "tail"), "latest_by('order', sequence_by='at')"),
     **dict.fromkeys(_AGGREGATES, _AGGREGATE),
-    **dict.fromkeys(("whenclosed", "whenchanged", "tumble", "tumblingwindow", "windowedby", "resample"), _CLOSES),
+    **dict.fromkeys(("whenclosed", "whenchanged", "tumble", "hop", "windowedby", "resample"), _CLOSES),
+    **dict.fromkeys((*_WINDOWS, *(f"{each}window" for each in _WINDOWS)), _CLOSES),
     **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
     **dict.fromkeys(("columns", "dtypes"), "schema"),

@@ -146,8 +146,7 @@ def postgres(dsn: str | None = None, table: str | None = None, *, schema: str | 
     configuration, or ``RATCHET_POSTGRES_URL`` of the environment. Without ``table``, it is the
     schema, for ``mirror``. Raises ``TopologyError`` for a table with a dot, which would be part of
     its name."""
-    dsn, table = _address_and_name(dsn, table)
-    call = _call("postgres", dsn, table)
+    call, dsn, table = _address_and_name("postgres", dsn, table)
     if table is not None and "." in table:
         first, _, last = table.rpartition(".")
         raise call.mistake(
@@ -173,8 +172,7 @@ def mysql(dsn: str | None = None, table: str | None = None) -> Database:
     ``mysql("orders")`` is one of the database at ``mysql.url`` of the configuration, or
     ``RATCHET_MYSQL_URL`` of the environment. Without ``table``, it is the database, for ``mirror``.
     Raises ``TopologyError`` for a table with a dot, which would be part of its name."""
-    dsn, table = _address_and_name(dsn, table)
-    call = _call("mysql", dsn, table)
+    call, dsn, table = _address_and_name("mysql", dsn, table)
     if table is not None and "." in table:
         first, _, last = table.rpartition(".")
         raise call.mistake(
@@ -199,8 +197,7 @@ def redis(url: str | None, name: str | None = None) -> Store:
     """Hashes of a Redis server whose keys begin with ``name``: ``redis("redis://host:6379/0",
     "totals")``. ``redis("totals")`` is at ``redis.url`` of the configuration, or
     ``RATCHET_REDIS_URL`` of the environment."""
-    url, name = _address_and_name(url, name)
-    call = _call("redis", url, name)
+    call, url, name = _address_and_name("redis", url, name)
     if name is None:
         raise call.mistake("name what the keys begin with: redis('redis://host:6379/0', 'totals')")
     server = server_of(call, "redis", url, f"redis('redis://host:6379/0', {name!r})")
@@ -241,15 +238,23 @@ def dead_letters(target: Store | str, **options: Any) -> Bolt:
     return DeadLetterTopic(target, **options)
 
 
-def _address_and_name(first: str | None, second: str | None) -> tuple[str | None, str | None]:
-    """An address and a name, of which the address may be left out."""
-    return (None, first) if first is not None and second is None and not is_address(first) else (first, second)
-
-
-def _call(place: str, address: str | None, name: str | None) -> Call:
-    """The call of a place, without its address, which may contain a password."""
-    arguments = [*(["..."] if address is not None else []), *([repr(name)] if name is not None else [])]
-    return replace(called(place), text=f"{place}({', '.join(arguments)})")
+def _address_and_name(place: str, first: str | None, second: str | None) -> tuple[Call, str | None, str | None]:
+    """The call of a place, its address, and its name. The address may be left out. It is not shown,
+    because it may contain a password. Raises ``TopologyError``."""
+    for each in (first, second):
+        if not isinstance(each, str | None):
+            raise called(place, each).mistake(
+                f"{each!r} is a {type(each).__name__}: give a name, or an address and a name"
+            )
+    if first is not None and not is_address(first):
+        if second is not None:
+            raise called(place, first, second).mistake(
+                f"{first!r} is no address, such as {place}://user@host/database: write {place}({second!r}) for the address of the "
+                "configuration"
+            )
+        first, second = None, first
+    arguments = [*(["..."] if first is not None else []), *([repr(second)] if second is not None else [])]
+    return replace(called(place), text=f"{place}({', '.join(arguments)})"), first, second
 
 
 def _and(table: str | None) -> str:

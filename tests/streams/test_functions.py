@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import os
 import signal
 import subprocess
@@ -452,3 +453,9 @@ def test_async_functions_run_in_the_workers_of_spark(spark: str, tmp_path: Path)
     assert sorted(rows["n"]) == list(range(2_000))
     assert (rows["square"] == rows["n"] * rows["n"]).all()
     assert os.getpid() not in set(rows["pid"])
+
+
+@pytest.mark.parametrize("operator", ["map_batches", "map_partitions"])
+def test_a_number_in_a_table_is_no_time(operator: str, tmp_path: Path) -> None:
+    with pytest.raises(TopologyFailed, match="it returned int64 for 'n', and a number of a time has no unit"):
+        rows_of(tmp_path, lambda s: getattr(s, operator)(lambda given: given, n=datetime.datetime))

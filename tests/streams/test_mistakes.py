@@ -29,6 +29,7 @@ from ratchet import (
     parquet,
     postgres,
     redis,
+    sliding,
     sqlite,
     sum_,
     tumbling,
@@ -295,6 +296,14 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "filter('a', condition='b'): 'condition' is given twice": lambda p, s: s.filter("a", condition="b"),  # type: ignore[misc]
     "mirror('changes'): into is missing: add into=postgres(": lambda p, s: Pipeline("x").mirror("changes"),  # type: ignore[call-arg]
+    "postgres('orders', 'sales'): 'orders' is no address, such as postgres://user@host/database": lambda p, s: postgres(
+        "orders", "sales"
+    ),
+    "postgres(5): 5 is a int: give a name, or an address and a name": lambda p, s: postgres(5),  # type: ignore[arg-type]
+    "redis(...): name what the keys begin with": lambda p, s: redis("redis://h"),
+    "window(sliding, on='at'): sliding is no window: give": lambda p, s: s.window(sliding, on="at"),  # type: ignore[arg-type]
+    "window(sliding('1 h', '5 min'), on='at'): column 'at' is": lambda p, s: s.window(sliding("1 h", "5 min"), on="at"),
+    "a stream has no 'slidingWindow': use window(tumbling(": lambda p, s: s.slidingWindow("1 h"),
     # Functions.
     "map_partitions takes no async def: use map_batches(...)": lambda p, s: s.map_partitions(_awaits, n=int),
     "map_partitions(_forgets): the function has no return with a value": lambda p, s: s.map_partitions(_forgets, n=int),
