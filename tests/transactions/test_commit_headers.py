@@ -71,7 +71,7 @@ def test_a_txid_that_is_open_with_another_plan_is_refused(backend: MemoryBackend
     first, second = phase(backend, dog=1), phase(backend, dog=2)
     assert first.run(attempt(1, 1, "first's"), replay=False).failure is None
     failures = [second.run(attempt(1, each, "second's"), replay=False).failure for each in (1, 2, 3)]
-    assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
+    assert failures[-1] is not None and failures[-1].kind.stops
     assert "opened for txid 1 with plan first's, and second's was to be committed" in failures[-1].message
     assert backend.multi_get([("dog",)])[0].value == (1,)  # type: ignore[union-attr]
 
@@ -122,7 +122,7 @@ def test_a_done_txid_is_not_done_while_it_is_replayed() -> None:
     backend.raise_header(backend.read_header(), middle[1])
     failures = [committing.run(attempt(2, each), replay=False).failure for each in (1, 2)]
     assert failures[-1] is not None and "holds transactions up to 0 only" in failures[-1].message
-    assert failures[-1].kind is FailureKind.FATAL
+    assert failures[-1].kind.stops
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, PanicException])
@@ -205,7 +205,7 @@ def test_a_raise_that_finds_a_header_of_another_incarnation_stops(backend: Memor
     committing.open(1, {})
     backend.raise_header(backend.read_header(), Header("topology", "somebody's", epoch=1))
     failures = [committing.run(attempt(1, each), replay=False).failure for each in (1, 2)]
-    assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
+    assert failures[-1] is not None and failures[-1].kind.stops
     assert "and the topology 'topology' is of first" in failures[-1].message
     assert backend.items() == {}
 
@@ -264,7 +264,7 @@ def test_a_state_that_went_back_to_an_attempt_that_was_not_committed_is_refused(
     assert driver.run(attempt(1, 2), replay=True).failure is None
     force(backend, opened=held, done=1)
     failures = [driver.run(attempt(2, each), replay=False).failure for each in (1, 2)]  # the first finds another header
-    assert failures[-1] is not None and failures[-1].kind is FailureKind.FATAL
+    assert failures[-1] is not None and failures[-1].kind.stops
     assert f"holds transaction 1 as attempt {held.attempt_id} made it" in failures[-1].message
 
 
