@@ -17,7 +17,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
-from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns
+from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns, loaded_parts
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_table_base import PostgresTableBase
@@ -146,11 +146,12 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
         statement = f"COPY {into} ({self._list(rows.column_names)}) FROM STDIN (FORMAT csv)"
-        readable = pa.table([_readable(each) for each in rows.columns], rows.column_names)
-        sink = pa.BufferOutputStream()
-        pa_csv.write_csv(readable, sink, pa_csv.WriteOptions(include_header=False))
-        with connection.cursor().copy(statement.replace("%%", "%")) as copy:
-            copy.write(memoryview(sink.getvalue()))
+        for part in loaded_parts(rows):
+            readable = pa.table([_readable(each) for each in part.columns], rows.column_names)
+            sink = pa.BufferOutputStream()
+            pa_csv.write_csv(readable, sink, pa_csv.WriteOptions(include_header=False))
+            with connection.cursor().copy(statement.replace("%%", "%")) as copy:
+                copy.write(memoryview(sink.getvalue()))
 
     def _stage(self, connection: Any, columns: str) -> str:
         staged = "pg_temp._ratchet_staged"

@@ -55,8 +55,9 @@ from sinks.sql.schema import header_values
 #: Rows that a reader takes at a time.
 READ_ROWS = 10_000
 
-#: About the most bytes of rows that are given to the database together.
-LOADED_BYTES = 64 << 20
+#: About the most bytes of rows that are made into text while a sql_txn is open: servers end a
+#: sql_txn that is idle for long.
+LOADED_BYTES = 4 << 20
 
 #: What a staged row does to the row with its key.
 UPSERT, DELETE, REPLACE = 0, 1, 2
@@ -71,6 +72,13 @@ class HeldColumns:
     copied: Sequence[str]
     kinds: Mapping[str, str] = field(default_factory=dict)
     rounding: frozenset[str] = frozenset()
+
+
+def loaded_parts(rows: pa.Table) -> Iterator[pa.Table]:
+    """Slices of about ``LOADED_BYTES``."""
+    most = max(rows.num_rows * LOADED_BYTES // max(rows.nbytes, 1), 1)
+    for first in range(0, rows.num_rows, most):
+        yield rows.slice(first, most)
 
 
 class Members(Protocol):

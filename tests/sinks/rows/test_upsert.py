@@ -19,6 +19,7 @@ from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
 from framework.transactions import MemoryStore
 from sinks import UpsertCommitter, key_parts
+from sinks.rows import postgres, transactional_table
 from sinks.rows.condition_parser import Condition
 from spouts import DebeziumCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import granted, opened
@@ -305,11 +306,14 @@ class Oracle:
 def test_a_table_agrees_with_an_oracle(
     database: Database, sequenced: bool, ignore_nulls: bool, batches: Any, divided: bool
 ) -> None:
-    """``divided``: the rows wait in a file, and are written by parts, as those of a large batch."""
+    """``divided``: the rows wait in a file, and are written by parts, as those of a large batch.
+    Half of a part is loaded at a time."""
     with pytest.MonkeyPatch.context() as sizes:
         if divided:
             sizes.setattr(arrow_spill, "MEMORY_BYTES", 0)
             sizes.setattr(key_parts, "PART_BYTES", 100)
+            sizes.setattr(transactional_table, "LOADED_BYTES", 100)
+            sizes.setattr(postgres, "_GIVEN_ROWS", 0)
         agrees_with_an_oracle(database, sequenced, ignore_nulls, batches)
 
 
