@@ -42,6 +42,7 @@ from framework.topology.spouts import END_OFFSET, Backlog, Meta
 from spouts.codecs.bad_records import BadRecordShares
 from spouts.codecs.missing_field_warning import AbsentFields
 from spouts.kafka.cluster_metadata import NARROW_PARTITIONS, KafkaMetadata, KafkaTopics, Offset
+from spouts.kafka.consumer.lookahead_reader import LookaheadReader
 from spouts.kafka.group_offsets import GroupOffsets, committed_positions
 from spouts.kafka.partition_plan_entries import (
     READ_FIRST_UNTIL,
@@ -57,7 +58,6 @@ from spouts.kafka.planning.batch_limits import BatchSizer, KafkaLimits, fair_sha
 from spouts.kafka.planning.bound_offsets import check_exist, named_bound, offsets_at
 from spouts.kafka.planning.bounded_end import ReadingEnd
 from spouts.kafka.planning.log_offsets_cache import LogOffsets
-from spouts.kafka.planning.lookahead_reader import LookaheadReader
 from spouts.kafka.planning.lost_records import LostRecords
 from spouts.kafka.planning.offset_range_operations import KafkaRanges
 from spouts.kafka.planning.open_transactions import OpenTransactions

@@ -27,8 +27,8 @@ from typing import NamedTuple, Protocol
 
 from framework.observe.logs import get_logger
 from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, transaction_end
+from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
-from spouts.kafka.planning.lookahead_reader import Ahead
 
 _log = get_logger()
 

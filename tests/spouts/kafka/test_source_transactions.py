@@ -16,9 +16,9 @@ from framework.errors import ConfigError
 from ratchet import Pipeline, sqlite
 from spouts import OpaqueKafkaTransactionalSpout
 from spouts.codecs.debezium_transactions import change_order, transaction_end
+from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
 from spouts.kafka.planning import source_transactions
-from spouts.kafka.planning.lookahead_reader import Ahead
 from spouts.kafka.planning.source_transactions import SourceTransactions
 from tests.kit.targets import examples
 
