@@ -24,10 +24,12 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from framework.errors import ConfigError
 from framework.observe.logs import get_logger
-from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, transaction_end
+from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, is_marker, transaction_end
 from spouts.kafka.partition_plan_entries import topic_and_number
 from spouts.kafka.planning.lookahead_reader import Ahead
 
@@ -340,18 +342,33 @@ class SourceTransactions:
         self._reader, self._partitions, self._is_new, self._now_s = reader, partitions, is_new, now_s
         self._logs: dict[str, _Log] = {}
         self._ends: dict[str, _Ends] = {}
+        self._identities: dict[str, object] = {}
+        self._has_markers: dict[str, bool] = {}  # topics with names as those of transactions have
         self._unnamed: set[str] = set()
         self._waits: tuple[str, float] = ("", 0.0)  # for what, and since when, or when it was logged
 
-    def shares(self, offsets: Mapping[str, int], available: Mapping[str, int], records_max: int) -> dict[str, int]:
+    def shares(
+        self,
+        offsets: Mapping[str, int],
+        available: Mapping[str, int],
+        records_max: int,
+        identities: Mapping[str, object] = MappingProxyType({}),
+    ) -> dict[str, int]:
         """How many offsets of each partition a batch gets that begins at ``offsets``.
-        ``available``: how many a partition has; 0 where it is missing. Raises ``RetryableError``
-        when reading fails."""
+        ``available``: how many a partition has; 0 where it is missing. ``identities``: where a
+        partition has another one than before, its log may have other records at the same offsets.
+        Raises ``RetryableError`` when reading fails, and ``ConfigError`` when the ends of
+        transactions have no order."""
         limits = {each: offset + available.get(each, 0) for each, offset in offsets.items()}
         step = max(records_max // max(sum(map(bool, available.values())), 1), min(records_max, _STEP_MIN))
         wanted = {each: min(limit, offsets[each] + step) for each, limit in limits.items()}
         try:
-            self._continue_at(offsets)
+            for each, identity in identities.items():
+                if self._identities.setdefault(each, identity) != identity:
+                    self._identities[each] = identity
+                    self._logs.pop(each, None)
+                    self._ends.pop(each, None)
+            self._continue_at(offsets, self._topics_of_transactions(offsets, available))
             while True:
                 self._read_to(wanted)
                 cut = _Cut(self._logs, self._ends, offsets, limits, records_max, self._changed())
@@ -382,9 +399,42 @@ class SourceTransactions:
     def close(self) -> None:
         self._reader.close()
 
-    def _continue_at(self, offsets: Mapping[str, int]) -> None:
+    def _topics_of_transactions(self, offsets: Mapping[str, int], available: Mapping[str, int]) -> set[str]:
+        """The partitions of the topics of transactions. A table may be named ``transaction`` too:
+        its topic has changes, and what is empty belongs to the connector with the shortest
+        prefix."""
+        named = sorted((each for each in offsets if topic_and_number(each)[0].endswith(TRANSACTIONS)), key=len)
+        found: set[str] = set()
+        for partition in named:
+            topic, _ = topic_and_number(partition)
+            if topic not in self._has_markers and available.get(partition):
+                record = self._first(partition)
+                if not record.is_end:
+                    self._has_markers[topic] = is_marker(record.value)
+            if self._has_markers.get(topic, _owner(partition, found) is None):
+                if any(topic_and_number(each)[0] == topic for each in found):
+                    raise ConfigError(
+                        f"topic {topic!r} has several partitions, so the transactions in it have no order: keep_transactions "
+                        "needs one partition; create the topic with one, or set topic.creation groups in the connector"
+                    )
+                found.add(partition)
+        return found
+
+    def _first(self, partition: str) -> Ahead:
+        """The first record of a partition."""
+        self._reader.begin(partition, self._reader.beginning(partition))
+        try:
+            while True:
+                for record in self._reader.read():
+                    if record.partition == partition:
+                        return record
+        finally:
+            self._reader.end(partition)
+
+    def _continue_at(self, offsets: Mapping[str, int], of_transactions: Collection[str]) -> None:
         for partition, offset in offsets.items():
-            if topic_and_number(partition)[0].endswith(TRANSACTIONS):
+            if partition in of_transactions:
+                self._logs.pop(partition, None)
                 ends = self._ends.get(partition)
                 if ends is None or not ends.begin <= offset <= ends.read_to:
                     back = min(max(offset - _READ_BACK, self._reader.beginning(partition)), offset)
@@ -392,6 +442,7 @@ class SourceTransactions:
                 else:
                     ends.drop(offset)
                 continue
+            self._ends.pop(partition, None)
             log = self._logs.get(partition)
             if log is None or not log.begin <= offset <= log.read_to or not log.drop(offset):
                 self._logs[partition] = _Log(offset, offset)

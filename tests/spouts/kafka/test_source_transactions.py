@@ -304,6 +304,48 @@ def test_changes_of_a_topic_with_another_name_than_its_table_are_planned_by_them
     assert said == [("source.transactions_of_another_topic", "s.p.a")]
 
 
+def test_a_table_may_be_named_transaction() -> None:
+    table = "s.p.transaction/0"
+    logs = FakeLogs()
+    logs.logs[table] = []
+    for partition, entry in [*whole("1", {"p.transaction": 2, "p.a": 1}), *whole("2", {"p.transaction": 1})]:
+        logs.logs[partition].append(entry)
+    logs.readable = logs.ends()
+    assert shares_of(logs) == {"s.p.a/0": 1, table: 3, ENDS: 2}
+
+
+def test_a_connector_may_have_the_prefix_of_another_one_and_more() -> None:
+    ends = "s.p.transaction/0"
+    logs = FakeLogs(whole("1", {"p.a": 1}))
+    logs.logs |= {ends: [], "s.p.q.b/0": []}
+    for partition, entry in whole("2", {"q.b": 2}):
+        logs.logs[ends if partition == ENDS else partition.replace("s.", "s.p.", 1)].append(entry)
+    logs.readable = logs.ends()
+    logs.logs["s.p.a/0"] = logs.logs["s.p.a/0"][:0]  # prefix s has none of the other's tables
+    logs.logs[ENDS], logs.readable = [], logs.ends()
+    assert shares_of(logs) == {"s.p.q.b/0": 2, ends: 1}
+
+
+def test_a_topic_of_transactions_with_several_partitions_is_refused() -> None:
+    logs = FakeLogs(whole("1", {"p.a": 1}))
+    logs.logs["s.transaction/1"] = [("", marker("END", "2", {}))]
+    logs.readable = logs.ends()
+    with pytest.raises(ConfigError, match=r"'s\.transaction' has several partitions"):
+        shares_of(logs)
+
+
+def test_a_log_that_was_replaced_is_read_again() -> None:
+    """The topic was created again, or the log truncated: other records have the same offsets."""
+    *changes, _ = whole("1", {"p.a": 2})
+    logs = FakeLogs(changes)
+    planning, offsets = made(logs), dict.fromkeys(logs.logs, 0)
+    assert not any(planning.shares(offsets, logs.ends(), 10, {"s.p.a/0": "old"}).values())
+    others = FakeLogs(whole("2", {"p.a": 2}))
+    logs.logs, logs.readable = others.logs, others.readable
+    shares = planning.shares(offsets, logs.ends(), 10, {"s.p.a/0": "new"})
+    assert (shares["s.p.a/0"], shares[ENDS]) == (2, 1)
+
+
 @pytest.mark.parametrize(
     "said",
     [b"{", b'{"id":"7:9"}', b'{"id":1,"data_collection_order":1e999}', b"[" * 100_000, b'{"a":' * 100_000, b"\xff{"],
