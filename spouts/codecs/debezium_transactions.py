@@ -77,6 +77,20 @@ def transaction_end(value: bytes | None) -> TransactionEnd | None:
         return None
 
 
+def is_marker(value: bytes | None) -> bool:
+    """Whether a record is the beginning or the end of a transaction, rather than a change of a
+    table that is named ``transaction``.
+
+    >>> is_marker(b'{"status":"BEGIN","id":"7:9"}'), is_marker(b'{"op":"c","after":null}')
+    (True, False)
+    """
+    try:
+        said: Any = json.loads(value or b"null")
+        return said.get("payload", said)["status"] in ("BEGIN", "END")
+    except _BAD:
+        return False
+
+
 def _name(transaction: object) -> str:
     """What all records of a transaction have in common of its id."""
     found = _WITH_POSITION.fullmatch(str(transaction))

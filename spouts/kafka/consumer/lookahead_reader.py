@@ -51,7 +51,10 @@ class LookaheadReader:
         """Read nothing more of this partition."""
         if partition in self._assigned:
             self._assigned.discard(partition)
-            self._connected()[0].incremental_unassign([ClientPartition(*topic_and_number(partition))])
+            try:
+                self._connected()[0].incremental_unassign([ClientPartition(*topic_and_number(partition))])
+            except KafkaException as error:
+                raise self._errors.explain(error) from error
 
     def beginning(self, partition: str) -> int:
         """The first offset that the partition has."""

@@ -342,7 +342,8 @@ class KafkaPlanner(PartitionPlanner):
             shares = fair_shares(available, limits, turn=turn)
         else:
             offsets = {each: position.offset for each, position in positions.items()}
-            shares = self._transactions.shares(offsets, available, limits.batch_records_max)
+            identities = {each: (positions[each].topic_id, ends[each].leader_epoch) for each in available}
+            shares = self._transactions.shares(offsets, available, limits.batch_records_max, identities)
         skipped = any(position.gap is not None for position in positions.values())
         begins = not previous and positions and not self._source.is_plain  # record the start itself
         if not (any(shares.values()) or skipped or begins or (positions and fixing) or released):

@@ -20,13 +20,16 @@ Invariants:
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
+from framework.errors import ConfigError
 from framework.observe.logs import get_logger
-from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, transaction_end
+from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, is_marker, transaction_end
 from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
 
@@ -38,6 +41,8 @@ TRANSACTIONS = ".transaction"
 _READ_BACK = 10_000
 #: How many of the transactions that have ended are remembered at most.
 _ENDED_MAX = 100_000
+#: At least so many records of a partition are read ahead, if a batch may have them.
+_STEP_MIN = 1_000
 #: So much of what is planned already is kept, and then removed at once.
 _DROPPED_MAX = 10_000
 #: The topic of messages of a connector, after its prefix.
@@ -116,7 +121,7 @@ class _Ends:
 
     begin: int
     read_to: int
-    ended: set[str] = field(default_factory=set)
+    ended: dict[str, None] = field(default_factory=dict)
     ahead: list[tuple[int, TransactionEnd]] = field(default_factory=list)
     at: int = 0
     begun: int = 0
@@ -126,32 +131,33 @@ class _Ends:
         if end is None:
             self.begun = offset + 1
         elif offset < self.begin:
-            self.ended.add(end.transaction)
+            self.ended[end.transaction] = None
         else:
             self.ahead.append((offset + 1, end))
 
     def drop(self, offset: int) -> None:
         while self.at < len(self.ahead) and self.ahead[self.at][0] <= offset:
-            self.ended.add(self.ahead[self.at][1].transaction)
+            self.ended[self.ahead[self.at][1].transaction] = None
             self.at += 1
         if self.at > _DROPPED_MAX:
             del self.ahead[: self.at]
             self.at = 0
         if len(self.ended) > _ENDED_MAX:
-            self.ended.clear()  # no repetition is that late
+            for each in list(self.ended)[: _ENDED_MAX // 2]:  # no repetition is that late
+                del self.ended[each]
         self.begin = offset
 
 
 class _Walk(NamedTuple):
     """``changes``, and the ``highest`` order, of the transaction that was looked for, in the runs
-    before ``place``, whose last record is before ``offset``. ``is_past``: whether a younger
-    transaction follows."""
+    before ``place``, whose last record is before ``offset``. ``follows``: the younger transaction
+    that follows, if any."""
 
     place: int
     offset: int
     changes: int = 0
     highest: int = 0
-    is_past: bool = False
+    follows: str | None = None
 
 
 #: The partitions of the topics of the tables that a transaction has changed: topic, number of
@@ -165,7 +171,8 @@ class _Cut:
 
     After ``find``: ``taken``: the number of records. ``lacking``: the partitions of which more must
     be read before more can be taken. ``waits_for``: what is missing, for the log. ``unnamed``: the
-    topics with changes of a transaction whose end does not name their tables."""
+    topics with changes of a transaction whose end does not name their tables. ``short``: the
+    transactions that are taken without some of their changes."""
 
     def __init__(
         self,
@@ -181,12 +188,13 @@ class _Cut:
         self._limits, self._records_max, self._changed = limits, records_max, changed
         self._cuts = dict(offsets)
         self._places = {each: log.at for each, log in self._logs.items()}
-        self._over: dict[str, set[str]] = {each: set() for each in self._ends}
+        self._over: dict[str, dict[str, TransactionEnd]] = {each: {} for each in self._ends}
         self._owners = {each: _owner(each, self._ends) for each in self._logs}
         self.taken = 0
         self.lacking: set[str] = set()
         self.waits_for = ""
         self.unnamed: set[str] = set()
+        self.short: list[Mapping[str, Any]] = []
 
     def find(self) -> Mapping[str, int]:
         """The offset of each partition at which the batch ends."""
@@ -232,21 +240,29 @@ class _Cut:
                             "set provide.transaction.metadata=true in the connector, and read this topic too"
                         )
                     break
+                self._note_unnamed(partition, run)
                 self._move(partition, min(run.next, limit, self._cuts[partition] + most - self.taken))
                 if self._cuts[partition] < run.next:
                     break
                 self._places[partition] += 1
 
+    def _note_unnamed(self, partition: str, run: _Run) -> None:
+        owner, topic = self._owners[partition], topic_and_number(partition)[0]
+        end = self._over[owner].get(run.transaction) if owner is not None and run.transaction is not None else None
+        if owner is not None and end is not None and topic.removeprefix(f"{_prefix(owner)}.") not in end.changes:
+            self.unnamed.add(topic)
+
     def _take_transactions(self, partition: str, ends: _Ends) -> None:
         limit, at, is_first = self._limits[partition], ends.at, True
+        known = {each.transaction for _, each in ends.ahead[at:]}
         while at < len(ends.ahead) and ends.ahead[at][0] <= limit:
             if self.taken >= self._records_max and not is_first:
                 return
             offset, end = ends.ahead[at]
             if end.transaction not in ends.ended and end.transaction not in self._over[partition]:
-                if not self._take(partition, end, {each.transaction for _, each in ends.ahead[at:]}):
+                if not self._take(partition, end, known):
                     return
-                self._over[partition].add(end.transaction)
+                self._over[partition][end.transaction] = end
                 is_first = False
             self._move(partition, offset)
             at += 1
@@ -259,38 +275,29 @@ class _Cut:
         """Take the changes of a transaction, if all were read. ``known``: the transactions whose
         ends were read."""
         found: dict[str, tuple[int, int]] = {}
-        topics = set()
+        short: list[Mapping[str, Any]] = []
         for topic, count, partitions in self._changed(_prefix(owner), end):
-            topics.add(topic)
-            walks = {each: self._walk(each, end.transaction, known) for each in partitions}
+            walks = {each: self._walk(each, end.transaction) for each in partitions}
             # In one partition, the last change comes after all others, also after those that an
             # earlier batch has had, or that are not repeated.
             changes = sum(each.highest if len(partitions) == 1 else each.changes for each in walks.values())
             if changes < count:
-                if not walks or not all(each.is_past for each in walks.values()):
-                    self.lacking.update(partitions)
+                waiting = {each: walk for each, walk in walks.items() if walk.follows not in known}
+                if waiting or not walks:
+                    self.lacking.update(each if walk.follows is None else owner for each, walk in waiting.items())
                     self.waits_for = (
                         f"{count - changes:,} of {count:,} changes of transaction {end.transaction} in topic {topic}"
                     )
                     return False
-                _log.warning(
-                    "source.transaction_is_short",
-                    transaction=end.transaction,
-                    topic=topic,
-                    changes=changes,
-                    expected=count,
-                )
+                short.append({"transaction": end.transaction, "topic": topic, "changes": changes, "expected": count})
             found.update({each: (walk.place, walk.offset) for each, walk in walks.items() if walk.highest})
         for partition, (place, offset) in found.items():
             self._places[partition] = place
             self._move(partition, offset)
-        for partition, log in self._logs.items():
-            topic, _ = topic_and_number(partition)
-            if self._owners[partition] == owner and topic not in topics and end.transaction in log.highest:
-                self.unnamed.add(topic)
+        self.short += short
         return True
 
-    def _walk(self, partition: str, transaction: str, known: Collection[str]) -> _Walk:
+    def _walk(self, partition: str, transaction: str) -> _Walk:
         """From the records that are not taken to the last one of a transaction. Those of other
         transactions before it are older, and their ends were lost."""
         log = self._logs.get(partition)
@@ -304,7 +311,7 @@ class _Cut:
             if run.transaction == transaction:
                 walk = _Walk(at + 1, run.next, walk.changes + run.changes, max(run.highest, walk.highest))
             elif not self._is_free(partition, run) and (walk.highest or transaction not in log.highest):
-                return walk._replace(is_past=run.transaction in known)
+                return walk._replace(follows=run.transaction)
         return walk
 
 
@@ -336,32 +343,49 @@ class SourceTransactions:
         self._reader, self._partitions, self._is_new, self._now_s = reader, partitions, is_new, now_s
         self._logs: dict[str, _Log] = {}
         self._ends: dict[str, _Ends] = {}
+        self._identities: dict[str, object] = {}
+        self._has_markers: dict[str, bool] = {}  # topics with names as those of transactions have
         self._unnamed: set[str] = set()
         self._waits: tuple[str, float] = ("", 0.0)  # for what, and since when, or when it was logged
 
-    def shares(self, offsets: Mapping[str, int], available: Mapping[str, int], records_max: int) -> dict[str, int]:
+    def shares(
+        self,
+        offsets: Mapping[str, int],
+        available: Mapping[str, int],
+        records_max: int,
+        identities: Mapping[str, object] = MappingProxyType({}),
+    ) -> dict[str, int]:
         """How many offsets of each partition a batch gets that begins at ``offsets``.
-        ``available``: how many a partition has; 0 where it is missing. Raises ``RetryableError``
-        when reading fails."""
+        ``available``: how many a partition has; 0 where it is missing. ``identities``: where a
+        partition has another one than before, its log may have other records at the same offsets.
+        Raises ``RetryableError`` when reading fails, and ``ConfigError`` when the ends of
+        transactions have no order."""
         limits = {each: offset + available.get(each, 0) for each, offset in offsets.items()}
-        wanted = {each: min(limit, offsets[each] + records_max) for each, limit in limits.items()}
+        step = max(records_max // max(sum(map(bool, available.values())), 1), min(records_max, _STEP_MIN))
+        wanted = {each: min(limit, offsets[each] + step) for each, limit in limits.items()}
         try:
-            self._continue_at(offsets)
-            changed = self._changed()
+            for each, identity in identities.items():
+                if self._identities.setdefault(each, identity) != identity:
+                    self._identities[each] = identity
+                    self._logs.pop(each, None)
+                    self._ends.pop(each, None)
+            self._continue_at(offsets, self._topics_of_transactions(offsets, available))
             while True:
                 self._read_to(wanted)
-                cut = _Cut(self._logs, self._ends, offsets, limits, records_max, changed)
+                cut = _Cut(self._logs, self._ends, offsets, limits, records_max, self._changed())
                 ends = cut.find()
                 more = {each for each in cut.lacking if wanted.get(each, 0) < limits.get(each, 0)}
-                if cut.taken or not more:
+                if cut.taken >= records_max or not more:
                     break
                 for each in more:
-                    wanted[each] = min(limits[each], wanted[each] + max(records_max, wanted[each] - offsets[each]))
+                    wanted[each] = min(limits[each], wanted[each] + max(step, wanted[each] - offsets[each]))
         except BaseException:
             for each in (*self._logs, *self._ends):
                 self._reader.end(each)
             self._logs, self._ends = {}, {}
             raise
+        for short in cut.short:
+            _log.warning("source.transaction_is_short", **short)
         for topic in cut.unnamed - self._unnamed:
             _log.warning(
                 "source.transactions_of_another_topic",
@@ -376,9 +400,42 @@ class SourceTransactions:
     def close(self) -> None:
         self._reader.close()
 
-    def _continue_at(self, offsets: Mapping[str, int]) -> None:
+    def _topics_of_transactions(self, offsets: Mapping[str, int], available: Mapping[str, int]) -> set[str]:
+        """The partitions of the topics of transactions. A table may be named ``transaction`` too:
+        its topic has changes, and what is empty belongs to the connector with the shortest
+        prefix."""
+        named = sorted((each for each in offsets if topic_and_number(each)[0].endswith(TRANSACTIONS)), key=len)
+        found: set[str] = set()
+        for partition in named:
+            topic, _ = topic_and_number(partition)
+            if topic not in self._has_markers and available.get(partition):
+                record = self._first(partition)
+                if not record.is_end:
+                    self._has_markers[topic] = is_marker(record.value)
+            if self._has_markers.get(topic, _owner(partition, found) is None):
+                if any(topic_and_number(each)[0] == topic for each in found):
+                    raise ConfigError(
+                        f"topic {topic!r} has several partitions, so the transactions in it have no order: keep_transactions "
+                        "needs one partition; create the topic with one, or set topic.creation groups in the connector"
+                    )
+                found.add(partition)
+        return found
+
+    def _first(self, partition: str) -> Ahead:
+        """The first record of a partition."""
+        self._reader.begin(partition, self._reader.beginning(partition))
+        try:
+            while True:
+                for record in self._reader.read():
+                    if record.partition == partition:
+                        return record
+        finally:
+            self._reader.end(partition)
+
+    def _continue_at(self, offsets: Mapping[str, int], of_transactions: Collection[str]) -> None:
         for partition, offset in offsets.items():
-            if topic_and_number(partition)[0].endswith(TRANSACTIONS):
+            if partition in of_transactions:
+                self._logs.pop(partition, None)
                 ends = self._ends.get(partition)
                 if ends is None or not ends.begin <= offset <= ends.read_to:
                     back = min(max(offset - _READ_BACK, self._reader.beginning(partition)), offset)
@@ -386,6 +443,7 @@ class SourceTransactions:
                 else:
                     ends.drop(offset)
                 continue
+            self._ends.pop(partition, None)
             log = self._logs.get(partition)
             if log is None or not log.begin <= offset <= log.read_to or not log.drop(offset):
                 self._logs[partition] = _Log(offset, offset)
@@ -420,6 +478,7 @@ class SourceTransactions:
 
     def _changed(self) -> _Changed:
         by_topic: dict[str, list[str]] = {}
+        is_new = functools.cache(self._is_new)  # a look-up, for each transaction
         for each in self._partitions():
             by_topic.setdefault(topic_and_number(each)[0], []).append(each)
 
@@ -428,7 +487,7 @@ class SourceTransactions:
                 topic = f"{prefix}.{table}"
                 if topic in by_topic:
                     yield topic, changes, by_topic[topic]
-                elif self._is_new(topic):
+                elif is_new(topic):
                     yield topic, changes, ()
 
         return changed

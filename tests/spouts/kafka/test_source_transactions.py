@@ -210,6 +210,46 @@ def test_a_batch_has_as_many_transactions_as_fit() -> None:
     assert shares_of(logs, records_max=50) == {"s.p.a/0": 40, ENDS: 10}
 
 
+def test_a_batch_of_many_transactions_takes_no_longer_for_each() -> None:
+    """The time of a batch once grew with the square of the number of its transactions."""
+    logs = FakeLogs(record for number in range(20_000) for record in whole(str(number), {"p.a": 1}))
+    assert shares_of(logs, records_max=100_000) == {"s.p.a/0": 20_000, ENDS: 20_000}
+
+
+@pytest.mark.parametrize("has_transactions", [False, True])
+def test_little_more_is_read_ahead_than_a_batch_has(has_transactions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many partitions, too: the memory of the driver does not grow with their number."""
+    monkeypatch.setattr(source_transactions, "_STEP_MIN", 1)
+    logs = FakeLogs()
+    logs.logs = {ENDS: [], **{f"s.p.t{number}/0": [] for number in range(50)}}
+    for number in range(5_000):
+        if has_transactions:
+            records = whole(str(number), {f"p.t{number % 50}": 1})
+        else:
+            records = [(f"s.p.t{number % 50}/0", ("", change(None, 0)))]
+        for partition, entry in records:
+            logs.logs[partition].append(entry)
+    logs.readable = logs.ends()
+    planning = made(logs)
+    shares = planning.shares(dict.fromkeys(logs.logs, 0), logs.ends(), 500)
+    assert sum(shares.values()) >= 500
+    assert sum(read.read_to for read in (*planning._logs.values(), *planning._ends.values())) < 2_000
+
+
+def test_topics_that_are_not_there_are_looked_up_once() -> None:
+    """A transform renames them: each transaction names a topic that the pattern would match."""
+    logs = FakeLogs(record for number in range(100) for record in whole(str(number), {"p.a": 1}))
+    logs.logs[ENDS] = [("", marker("END", str(number), {"p.a": 1, "p.renamed": 1})) for number in range(100)]
+    looked_up: list[str] = []
+
+    def is_new(topic: str) -> bool:
+        looked_up.append(topic)
+        return False
+
+    assert shares_of(logs, records_max=1_000, is_new=is_new) == {"s.p.a/0": 100, ENDS: 100}
+    assert looked_up == ["s.p.renamed"]
+
+
 def test_changes_wait_for_the_end_of_their_transaction() -> None:
     *changes, end = whole("1", {"p.a": 2, "p.b": 1})
     assert shares_of(FakeLogs(changes)) == {}
@@ -262,6 +302,48 @@ def test_changes_of_a_topic_with_another_name_than_its_table_are_planned_by_them
     logs.logs[ENDS] = [("", marker("END", "1", {"p.renamed": 1}))]
     assert shares_of(logs) == {"s.p.a/0": 1, ENDS: 1}
     assert said == [("source.transactions_of_another_topic", "s.p.a")]
+
+
+def test_a_table_may_be_named_transaction() -> None:
+    table = "s.p.transaction/0"
+    logs = FakeLogs()
+    logs.logs[table] = []
+    for partition, entry in [*whole("1", {"p.transaction": 2, "p.a": 1}), *whole("2", {"p.transaction": 1})]:
+        logs.logs[partition].append(entry)
+    logs.readable = logs.ends()
+    assert shares_of(logs) == {"s.p.a/0": 1, table: 3, ENDS: 2}
+
+
+def test_a_connector_may_have_the_prefix_of_another_one_and_more() -> None:
+    ends = "s.p.transaction/0"
+    logs = FakeLogs(whole("1", {"p.a": 1}))
+    logs.logs |= {ends: [], "s.p.q.b/0": []}
+    for partition, entry in whole("2", {"q.b": 2}):
+        logs.logs[ends if partition == ENDS else partition.replace("s.", "s.p.", 1)].append(entry)
+    logs.readable = logs.ends()
+    logs.logs["s.p.a/0"] = logs.logs["s.p.a/0"][:0]  # prefix s has none of the other's tables
+    logs.logs[ENDS], logs.readable = [], logs.ends()
+    assert shares_of(logs) == {"s.p.q.b/0": 2, ends: 1}
+
+
+def test_a_topic_of_transactions_with_several_partitions_is_refused() -> None:
+    logs = FakeLogs(whole("1", {"p.a": 1}))
+    logs.logs["s.transaction/1"] = [("", marker("END", "2", {}))]
+    logs.readable = logs.ends()
+    with pytest.raises(ConfigError, match=r"'s\.transaction' has several partitions"):
+        shares_of(logs)
+
+
+def test_a_log_that_was_replaced_is_read_again() -> None:
+    """The topic was created again, or the log truncated: other records have the same offsets."""
+    *changes, _ = whole("1", {"p.a": 2})
+    logs = FakeLogs(changes)
+    planning, offsets = made(logs), dict.fromkeys(logs.logs, 0)
+    assert not any(planning.shares(offsets, logs.ends(), 10, {"s.p.a/0": "old"}).values())
+    others = FakeLogs(whole("2", {"p.a": 2}))
+    logs.logs, logs.readable = others.logs, others.readable
+    shares = planning.shares(offsets, logs.ends(), 10, {"s.p.a/0": "new"})
+    assert (shares["s.p.a/0"], shares[ENDS]) == (2, 1)
 
 
 @pytest.mark.parametrize(
