@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sinks.rows import reduction
 from sinks.rows import transactional_table as table_module
-from sinks.rows import upsert
 from sinks.rows.rows_as_of import RowSnapshot
 from sinks.rows.transactional_table import RowTable
 from sinks.sql.table_base import SqlTableBase
@@ -88,12 +88,12 @@ def the_added_column_is_not_copied(patch: pytest.MonkeyPatch) -> None:
 
 
 def changes_are_reduced_backwards(patch: pytest.MonkeyPatch) -> None:
-    reduced = upsert.reduced
+    reduced = reduction.reduced
 
     def backwards(rows: pa.Table, changes: Any) -> list[pa.Table]:
         return reduced(rows.take(pa.array(range(rows.num_rows - 1, -1, -1))), changes)
 
-    patch.setattr(upsert, "reduced", backwards)
+    patch.setattr(reduction, "reduced", backwards)
 
 
 def a_reader_sees_the_open_transaction(patch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -121,6 +121,7 @@ class _Ends:
 
     begin: int
     read_to: int
+    _: KW_ONLY
     ended: dict[str, None] = field(default_factory=dict)
     ahead: list[tuple[int, TransactionEnd]] = field(default_factory=list)
     at: int = 0
@@ -180,6 +181,7 @@ class _Cut:
         ends: Mapping[str, _Ends],
         offsets: Mapping[str, int],
         limits: Mapping[str, int],
+        *,
         records_max: int,
         changed: _Changed,
     ) -> None:
@@ -372,7 +374,7 @@ class SourceTransactions:
             self._continue_at(offsets, self._topics_of_transactions(offsets, available))
             while True:
                 self._read_to(wanted)
-                cut = _Cut(self._logs, self._ends, offsets, limits, records_max, self._changed())
+                cut = _Cut(self._logs, self._ends, offsets, limits, records_max=records_max, changed=self._changed())
                 ends = cut.find()
                 more = {each for each in cut.lacking if wanted.get(each, 0) < limits.get(each, 0)}
                 if cut.taken >= records_max or not more:
