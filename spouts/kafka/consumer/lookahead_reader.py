@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -11,6 +12,8 @@ from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka.consumer.consumer_seek import Assignment
+from spouts.kafka.consumer.damaged_batches import after_damage
+from spouts.kafka.consumer.range_consumer import DAMAGED
 from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
 
 _ANSWER_S = 10.0
@@ -35,7 +38,7 @@ class LookaheadReader:
         self._settings, self._group = settings, group
         self._errors = ConnectionErrors(settings.bootstrap_servers)
         self._client: tuple[Consumer, Assignment] | None = None
-        self._assigned: set[str] = set()
+        self._assigned: dict[str, int] = {}  # partition -> the offset that is read next
 
     def begin(self, partition: str, offset: int) -> None:
         """Read this partition from ``offset``, whatever was read of it before."""
@@ -45,12 +48,12 @@ class LookaheadReader:
             assignment.begin([ClientPartition(*topic_and_number(partition), offset)])
         except KafkaException as error:
             raise self._errors.explain(error) from error
-        self._assigned.add(partition)
+        self._assigned[partition] = offset
 
     def end(self, partition: str) -> None:
         """Read nothing more of this partition."""
         if partition in self._assigned:
-            self._assigned.discard(partition)
+            del self._assigned[partition]
             try:
                 self._connected()[0].incremental_unassign([ClientPartition(*topic_and_number(partition))])
             except KafkaException as error:
@@ -73,18 +76,38 @@ class LookaheadReader:
             messages = consumer.consume(_RECORDS, 0.0) or consumer.consume(1, _ANSWER_S)
             if not messages:
                 raise RetryableError(f"no record was read ahead for {_ANSWER_S:g} s{self._errors.reason()}")
-            found = []
+            found: list[Ahead] = []
+            damaged: set[str] = set()
             for each in messages:
                 error = each.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
                 partition = partition_id(each.topic(), each.partition())
-                if partition in self._assigned:
+                if partition in damaged:
+                    continue  # what is said of it after the damage means nothing
+                if error is not None and error.code() in DAMAGED:
+                    damaged.add(partition)
+                elif error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                elif partition in self._assigned:
                     is_end = error is not None
                     found.append(Ahead(partition, each.offset(), None if is_end else each.value(), is_end))
+                    self._assigned[partition] = each.offset() + (not is_end)
         except KafkaException as error:
             raise self._errors.explain(error) from error
-        return found
+        return [*found, *self._after(damaged)] if damaged else found
+
+    def _after(self, damaged: Collection[str]) -> Iterator[Ahead]:
+        """Goes on behind batches that cannot be read, as if they had one record without a value:
+        the reader of the batch says what becomes of them. A new consumer does so, because this one
+        has lost its position there."""
+        positions, self._assigned = self._assigned, {}
+        self.close()
+        for partition, offset in positions.items():
+            after = offset
+            if partition in damaged:
+                after = after_damage(self._settings, self._group, topic_and_number(partition), offset)
+            self.begin(partition, after)
+            if after > offset:
+                yield Ahead(partition, after - 1, None)
 
     def close(self) -> None:
         """Safe to call twice."""

@@ -93,6 +93,23 @@ def test_the_choice_to_go_on_is_recorded_as_a_gap(broker: Topics, name: str, rea
     assert status.lost_records == 5 * len(DAMAGED[topic])
 
 
+def test_batches_that_are_read_ahead_are_damaged_too(broker: Topics, name: str) -> None:
+    """To keep transactions together, the driver reads ahead: what a damaged batch leads to is the
+    same."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": broker.bootstrap_servers,
+        "codec": TextCodec(),
+        "keep_transactions": True,
+    }
+    with pytest.raises(RatchetError, match=r"partition two/0: the batch that holds offset 10 is damaged"):
+        counted(f"{name}-fails", OpaqueKafkaTransactionalSpout(pattern="two", **options))
+    for topic in DAMAGED:
+        spout = OpaqueKafkaTransactionalSpout(pattern=topic, on_data_loss="skip", **options)
+        status, values = counted(f"{name}-{topic}", spout)
+        assert values == sound(topic)
+        assert status.lost_records == 5 * len(DAMAGED[topic])
+
+
 _seen: dict[str, list[str]] = {}
 
 
