@@ -344,18 +344,23 @@ class KafkaTail:
                 replaced.append(tp)
         begins = self._starts(replaced, "earliest", topics)
         cut = {tp: asked for tp, (asked, _) in self._lost.items() if tp not in replaced}
+        lows, ends = self._starts(list(cut), "earliest", topics), self._starts(list(cut), "latest", topics)
+        further: dict[TopicPartition, Position] = {}
         for tp, asked in cut.items():
+            if tp not in lows or tp not in ends:
+                continue
+            here = self._feed.position(tp)
+            if here is not None and here != asked and lows[tp].offset <= here <= ends[tp].offset:
+                # The answer to a request from before the position was set, or to one ahead of it.
+                further[tp] = Position(here, lows[tp].topic_id)
+                continue
             self._data_lost(
                 f"partition {partition_id(*tp)} no longer holds offset {asked}: {self._lost[tp][1]}. Retention "
                 "removed it, or the log was truncated"
             )
-        lows, ends = self._starts(list(cut), "earliest", topics), self._starts(list(cut), "latest", topics)
-        further: dict[TopicPartition, Position] = {}
-        for tp, asked in cut.items():
-            if tp in lows and tp in ends:
-                at = min(max(asked, lows[tp].offset), ends[tp].offset)
-                placed = Position(at, lows[tp].topic_id)  # its leader epoch is unknown
-                (begins if at < asked else further)[tp] = placed
+            at = min(max(asked, lows[tp].offset), ends[tp].offset)
+            placed = Position(at, lows[tp].topic_id)  # its leader epoch is unknown
+            (begins if at < asked else further)[tp] = placed
         self._assign(further)
         return begins
 

@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 import spouts.kafka.consumer.core_spout_consumer
 from framework import Config, CoreTopology, CoreTopologyFailed, Fields, TopologyBuilder, submit
 from framework.core.leader_loop import forget_state, read_record
 from framework.transactions import MemoryStore
 from spouts import KafkaSpout, TextCodec
+from spouts.kafka.consumer.continuous_consumers import Event
 from spouts.kafka.consumer.core_spout_consumer import KafkaTail
 from tests.kit.core_parts import Rich, Stepped, ack, seen
 from tests.kit.state_parts import Count, checkpointed, journal, lmdb
@@ -211,6 +213,31 @@ def test_at_most_once_nothing_of_a_topic_that_was_made_again_comes_twice(
         for _ in range(100):
             stepped()
         assert Counter(words()) == {"first": 50, **{str(n): 1 for n in range(150)}}
+    finally:
+        run.rounds.close()
+
+
+@pytest.mark.rule("C37")
+def test_a_late_answer_about_another_offset_loses_nothing(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic was made again, and the answer to a request at the former position arrives when
+    reading has begun at the beginning."""
+    topics.send(topics.create(name), [b"%d" % n for n in range(100)])
+    process, late = KafkaTail._process, [50]
+
+    def processed(self: KafkaTail, events: Iterable[Event]) -> None:
+        here = [tp for tp in self._assigned if self._feed.position(tp) == 0]
+        if here and late:
+            events = [*events, Event(here[0], KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), late.pop())]
+        process(self, events)
+
+    monkeypatch.setattr(KafkaTail, "_process", processed)
+    run = Stepped(plain(name, spout(topics, name, on_data_loss="skip")))
+    try:
+        wait_for(lambda: len(run.step() and seen(name).executed) >= 100)
+        assert {word for (word,) in seen(name).executed} == {str(n) for n in range(100)}
+        assert not late
     finally:
         run.rounds.close()
 
