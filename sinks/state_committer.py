@@ -29,7 +29,7 @@ from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
 from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
-from sinks.key_parts import KeyParts
+from sinks.key_hash_parts import KeyParts
 from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.

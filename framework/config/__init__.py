@@ -6,7 +6,6 @@ settings that would break a guarantee. ``kafka.*`` is passed to Kafka's clients 
 names. ``app.*`` is the user's own and reaches components through ``conf``.
 """
 
-from framework.config.addresses import default_address, loading_with, variable_of
 from framework.config.config import Config
 from framework.config.environment_references import (
     check_address,
@@ -19,6 +18,7 @@ from framework.config.environment_references import (
 )
 from framework.config.kafka import KAFKA_PREFIX
 from framework.config.secret_redaction import HIDDEN, is_secret, is_spark_secret, revealed, shown_value
+from framework.config.server_addresses import default_address, loading_with, variable_of
 from framework.config.toml import flatten, read_override
 from framework.config.zookeeper import ZooKeeperAddress, checked_zookeeper_root, zookeeper_address
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from framework.config.addresses import AddressConfig, address_environment
 from framework.config.environment_references import resolved
 from framework.config.kafka import kafka_environment, kafka_settings
 from framework.config.metrics import MetricsConfig
 from framework.config.secret_redaction import hides, shown_mistake, shown_value
+from framework.config.server_addresses import AddressConfig, address_environment
 from framework.config.spark import spark_settings
 from framework.config.toml import read_file, read_override
 from framework.config.topology import TopologyConfig, gathered_provider_config

@@ -48,6 +48,11 @@ def called(operator: str, *arguments: object, **named: object) -> Call:
     return Call(f"{operator}({', '.join(shown)})", f"{_near(frame.f_code.co_filename)}:{frame.f_lineno}")
 
 
+def without_none(**named: object) -> dict[str, object]:
+    """The arguments that the user gave, for the text of a call."""
+    return {name: each for name, each in named.items() if each is not None}
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """What a message says after an unknown name: the nearest one, and those that there are."""
     names = list(known)

@@ -16,7 +16,7 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
 from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called
+from framework.streams.call_site import Call, called, without_none
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
@@ -301,8 +301,8 @@ class Stream:
         transaction that has rows. ``kind``, ``setup``, ``types``: as of ``map_batches``.
 
         A replay, or another parallelism, may divide the rows in another way, so
-        ``deterministic`` also says that this makes no difference. What the function does elsewhere
-        is repeated in a replay; its rows count once."""
+        ``deterministic`` also says that this makes no difference. A replay repeats the effects that
+        the function has elsewhere; its rows count once."""
         call = called("map_partitions", function)
         _check_kind(call, kind)
         if is_async(function) or inspect.isasyncgenfunction(function):
@@ -351,7 +351,7 @@ class Stream:
         Delta Lake) keeps that of the attempt that it has committed, which another sink may not
         have. ``deterministic``: the answer for a key never changes."""
         keys = (on,) if isinstance(on, str) else tuple(on)
-        call = called("lookup", function, **_said(on=on, cache=cache))
+        call = called("lookup", function, **without_none(on=on, cache=cache))
         if not keys:
             raise call.mistake("name at least one column, as in on='customer'")
         check_names(call, keys, self.schema)
@@ -454,7 +454,7 @@ class Stream:
         ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
         its transaction is a bad record. ``idle_after``: a partition without rows for this long no
         longer holds windows open; None: it always does."""
-        call = called("window", windows, **({"on": on} if on is not None else {}))
+        call = called("window", windows, **without_none(on=on))
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
                 f"{getattr(windows, '__name__', repr(windows))} is no window: "
@@ -536,7 +536,7 @@ class Stream:
         are dropped. ``max_ahead``, ``idle_after``: as of ``window``. ``name``: the id, which the
         state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
-        call = called("deduplicate", *keys, **_said(within=within, on=on, name=name))
+        call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
         on = self._time(call, on)
         _check_time(call, on, self.schema)
@@ -586,7 +586,7 @@ class Stream:
         behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
         ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
         where it is the other's. ``name``: the id, which the state follows."""
-        call = called("join", **_said(on=on, within=within, name=name))
+        call = called("join", **without_none(on=on, within=within, name=name))
         keys = (on,) if isinstance(on, str) else tuple(on)
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         table = other if isinstance(other, NewestTable) else None
@@ -731,7 +731,7 @@ class Stream:
         ``on_bad_record``: what becomes of a record whose row the sink refuses: "skip",
         ``dead_letters(...)`` or, where the pipeline has them, "dead_letter"; "fail": the
         ``on_bad_record`` of the source decides. The record is left out of all sinks."""
-        call = called("append_into", target, **({"name": name} if name is not None else {}))
+        call = called("append_into", target, **without_none(name=name))
         bolt = of_target(call, self._pipeline.note, target, lambda place: place.append())
         self._pipeline.set_policy(call, bolt, on_bad_record)
         return self._placed(
@@ -978,11 +978,6 @@ def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
     if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
         raise call.mistake(f"{what} is {number!r}: give a number of 1 or more")
     return number
-
-
-def _said(**named: object) -> dict[str, object]:
-    """The arguments that the user gave, for the text of a call."""
-    return {name: each for name, each in named.items() if each is not None}
 
 
 def _check_kind(call: Call, kind: object) -> None:

@@ -16,7 +16,7 @@ from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import CHANGED_STREAM
 from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called
+from framework.streams.call_site import Call, called, without_none
 from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
 from framework.streams.plan import Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
@@ -105,7 +105,7 @@ class Table(ABC):
         """Keep the table there, exactly once. Returns the stream of the rows that change, with
         their new values. ``name``: the id of the sink, which its state follows. ``on_bad_record``:
         what becomes of a record whose row the sink refuses, as of ``Stream.append_into``."""
-        call = called("upsert_into", target, **({"name": name} if name is not None else {}))
+        call = called("upsert_into", target, **without_none(name=name))
         bolt = of_target(call, self._stream._pipeline.note, target, self._committer)
         self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
@@ -162,14 +162,14 @@ class AggregatesTable(Table):
         ``allowed_lateness``: how long after its end a window still takes rows; it is then sent
         again, and the column ``correction`` is true. ``name``: the id, which the state follows; by
         default it is made of the source and the key, as ``orders-per-shop``."""
-        call = called("when_closed", **({"name": name} if name is not None else {}))
+        call = called("when_closed", **without_none(name=name))
         return self._stream._of(self._windows(call, name, allowed_lateness, parallelism))
 
     def when_changed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each change of a window that is open, with its values so far, in the columns of
         ``when_closed``: one row per window and transaction. Of one table, ``when_changed`` and
         ``when_closed`` with the same ``name`` are two streams of one step."""
-        call = called("when_changed", **({"name": name} if name is not None else {}))
+        call = called("when_changed", **without_none(name=name))
         placed = self._windows(call, name, allowed_lateness, parallelism)
         if CHANGED_STREAM not in placed.side_schemas:
             raise call.mistake("a session is known when it closes: use when_closed(name=...)")

@@ -16,7 +16,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.streams.call_site import Call, called
 from framework.topology import Fields
 from framework.topology.fields import FieldType
-from ratchet.streams.servers import Server, not_set
+from ratchet.streams.server_addresses import Server, not_set
 from spouts import (
     AvroCodec,
     BytesCodec,

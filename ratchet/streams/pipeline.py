@@ -25,7 +25,7 @@ from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.notebook_tables import RowsTable, Tables
-from ratchet.streams.servers import Server
+from ratchet.streams.server_addresses import Server
 from ratchet.streams.sources import Kafka, Rows, Topics, check_moment, check_options
 from ratchet.streams.stateful_steps import StatefulStepsIn
 from ratchet.streams.targets import Database, Store, Topic, mysql, postgres, sqlite

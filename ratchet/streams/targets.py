@@ -15,7 +15,7 @@ from framework.streams.call_site import Call, called, nearest
 from framework.streams.ports import Target
 from framework.topology import Bolt
 from ratchet.streams.formats import Format
-from ratchet.streams.servers import Server, is_address, server_of
+from ratchet.streams.server_addresses import Server, is_address, server_of
 from sinks import (
     AppendCommitter,
     DeadLetterTable,

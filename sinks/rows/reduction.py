@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.arrow_spill import RowBuffer
-from sinks.key_parts import KeyParts
+from sinks.key_hash_parts import KeyParts
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,

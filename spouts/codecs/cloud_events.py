@@ -84,12 +84,12 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         self.fields = Fields.of(types)
 
     def header_codecs(self) -> dict[str, Codec]:
-        """What the spout decodes the headers with: in binary mode, the attributes."""
+        """The codecs of the headers, for the spout: in binary mode, of the attributes."""
         return {PREFIX + name: TextCodec(PREFIX + name) for name in self._attributes} if self._is_binary else {}
 
     def headers(self) -> dict[str, str | bytes]:
-        """What ``KafkaSink(headers=...)`` adds. Other libraries tell the modes apart by these
-        headers. In binary mode, the fields of the attributes are text."""
+        """The headers that ``KafkaSink(headers=...)`` adds. Other libraries tell the modes apart by
+        them. In binary mode, the fields of the attributes are text."""
         if not self._is_binary:
             return {"content-type": _STRUCTURED}
         fixed = {f"{PREFIX}specversion": _VERSION.encode(), "content-type": self._content_type.encode()}

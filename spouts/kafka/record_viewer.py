@@ -8,10 +8,10 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.consumer_close_timeout import Consumer
-from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import SourceRecord
-from spouts.kafka.consumer.consumer_seek import Assignment
+from spouts.kafka.consumer.on_demand_consumer import OnDemandConsumer
 from spouts.kafka.partition_plan_entries import topic_and_number
 
 _ANSWER_S = 10.0
@@ -19,42 +19,26 @@ _ANSWER_S = 10.0
 _LITTLE = {"queued.min.messages": 1, "fetch.min.bytes": 1}
 
 
-class RecordViewer:
-    """One consumer, connected on first use. Used by one thread. ``group``: the group id of the
-    readers; nothing is committed to it."""
+class RecordViewer(OnDemandConsumer):
+    """Shows single records."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
-        self._settings, self._group = settings, group
-        self._errors = ConnectionErrors(settings.bootstrap_servers)
-        self._client: tuple[Consumer, Assignment] | None = None
+        super().__init__(settings, group, _LITTLE)
 
     def first(self, partition: str, first: int, end: int) -> SourceRecord | None:
         """The first committed record at or after ``first`` and below ``end``; None if there is
         none. Raises ``RetryableError`` when no broker answers."""
-        consumer, assignment = self._client = self._client or self._connected()
-        try:
+        consumer, assignment = self._connected()
+        with self._explained():
             assignment.begin([ClientPartition(*topic_and_number(partition), first)])
             try:
                 message = self._next(consumer, partition)
             finally:
                 consumer.incremental_unassign([ClientPartition(*topic_and_number(partition))])
-        except KafkaException as error:
-            raise self._errors.explain(error) from error
         if message is None or message.offset() >= end:
             return None
         kind, timestamp_ms = message.timestamp()
         return SourceRecord(partition, message.offset(), timestamp_ms if kind else None, message.key(), message.value())
-
-    def close(self) -> None:
-        """Safe to call twice."""
-        client, self._client = self._client, None
-        if client is not None:
-            client[0].close()
-
-    def _connected(self) -> tuple[Consumer, Assignment]:
-        settings = {**self._settings.consumer(self._group), **_LITTLE, "error_cb": self._errors.on_error}
-        consumer = self._errors.made(lambda: Consumer(settings))
-        return consumer, Assignment(consumer)
 
     def _next(self, consumer: Consumer, partition: str) -> Any:
         message = consumer.poll(_ANSWER_S)

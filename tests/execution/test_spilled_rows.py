@@ -35,7 +35,7 @@ from sinks import (
     SqliteTable,
     StateCommitter,
     UpsertCommitter,
-    key_parts,
+    key_hash_parts,
     state_committer,
 )
 from sinks.rows import transactional_table
@@ -134,7 +134,7 @@ def falling(folder: Path, memory: int) -> Topology:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rows are written by small parts, in this process."""
-    monkeypatch.setattr(key_parts, "PART_BYTES", 1_000)
+    monkeypatch.setattr(key_hash_parts, "PART_BYTES", 1_000)
     monkeypatch.setattr(transactional_table, "LOADED_BYTES", 1_000)
     monkeypatch.setattr(state_committer, "GROUPED_AT_ROWS", 70)
     monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", arrow_spill.MEMORY_BYTES)

@@ -40,3 +40,16 @@ def change_record(
     }
     of_key = json.dumps({name: (row or {}).get(name) for name in key}).encode() if key and op != "t" else None
     return of_key, json.dumps({"schema": envelope, "payload": payload}, separators=(",", ":")).encode()
+
+
+def transaction_marker(status: str, transaction: str, changes: Mapping[str, int]) -> bytes:
+    """A record of the topic of transactions. ``status``: "BEGIN" or "END". ``changes``: of each
+    table, such as ``public.orders``."""
+    schema = {"type": "struct", "fields": [], "name": "io.debezium.connector.common.TransactionMetadataValue"}
+    payload = {
+        "status": status,
+        "id": transaction,
+        "event_count": sum(changes.values()),
+        "data_collections": [{"data_collection": table, "event_count": count} for table, count in changes.items()],
+    }
+    return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":")).encode()

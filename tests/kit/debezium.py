@@ -12,6 +12,12 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from integration import PostgresServer
 
 Record = tuple[bytes | None, bytes | None]
+#: Settings of a connector whose records a mirror reads.
+JSON_WITH_SCHEMAS = {
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter.schemas.enable": "true",
+    "value.converter.replace.null.with.default": "false",
+}
 
 
 def change_source(database: PostgresServer, prefix: str, **settings: str) -> dict[str, str]:

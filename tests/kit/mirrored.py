@@ -27,7 +27,7 @@ from integration import ConnectWorker, EmbeddedServers, PostgresServer, ServerEr
 from integration.folder_permissions import open_folder
 from integration.server import Server
 from ratchet import Pipeline, postgres
-from tests.kit.debezium import change_source
+from tests.kit.debezium import JSON_WITH_SCHEMAS, change_source
 from tests.kit.processes import RunProcess
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
@@ -201,9 +201,7 @@ def _connector(source: Server) -> dict[str, str]:
         **settings,
         "retriable.restart.connector.wait.ms": "500",
         "slot.retry.delay.ms": "500",
-        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-        "value.converter.schemas.enable": "true",
-        "value.converter.replace.null.with.default": "false",
+        **JSON_WITH_SCHEMAS,
     }
 
 

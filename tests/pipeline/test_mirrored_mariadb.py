@@ -12,6 +12,7 @@ from framework.transactions import MemoryStore
 from integration import ConnectWorker, EmbeddedServers, MariaDbServer
 from integration.external import ExternalServers
 from ratchet import Pipeline, mysql
+from tests.kit.debezium import JSON_WITH_SCHEMAS
 from tests.kit.mysql import client
 from tests.kit.waiting import wait_for
 
@@ -46,9 +47,7 @@ def connector(dsn: str, servers: EmbeddedServers | ExternalServers, name: str, d
         "schema.history.internal.kafka.topic": f"{name}-history",
         "topic.creation.default.replication.factor": "1",
         "topic.creation.default.partitions": "1",
-        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
-        "value.converter.schemas.enable": "true",
-        "value.converter.replace.null.with.default": "false",
+        **JSON_WITH_SCHEMAS,
     }
 
 

@@ -19,8 +19,8 @@ from integration import ConnectWorker, EmbeddedServers, PostgresServer
 from integration.external import ExternalServers
 from integration.folder_permissions import open_folder
 from ratchet import Pipeline, sqlite
-from tests.kit.change_records import INT, change_record
-from tests.kit.debezium import change_source
+from tests.kit.change_records import INT, change_record, transaction_marker
+from tests.kit.debezium import JSON_WITH_SCHEMAS, change_source
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 
@@ -59,16 +59,8 @@ class Connector:
         record["payload"]["transaction"] = {"id": place, "total_order": order, "data_collection_order": order}
         self._producer.produce(f"{self._prefix}.public.{table}", json.dumps(record, separators=(",", ":")), key, 0)
 
-    def _mark(self, status: str, transaction: str, counts: Mapping[str, int]) -> None:
-        tables = [{"data_collection": table, "event_count": count} for table, count in counts.items()]
-        said = {
-            "status": status,
-            "id": f"{transaction}:9",
-            "event_count": sum(counts.values()),
-            "data_collections": tables,
-        }
-        described = {"type": "struct", "fields": [], "name": "io.debezium.connector.common.TransactionMetadataValue"}
-        value = json.dumps({"schema": described, "payload": said}, separators=(",", ":"))
+    def _mark(self, status: str, transaction: str, changes: Mapping[str, int]) -> None:
+        value = transaction_marker(status, f"{transaction}:9", changes)
         self._producer.produce(f"{self._prefix}.transaction", value, transaction, 0)
 
 
@@ -149,16 +141,7 @@ def test_transactions_that_debezium_writes_are_kept_together(
             connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, number int)".encode())
             connection.execute(f"INSERT INTO {table} SELECT i, 0 FROM generate_series(0, {KEYS - 1}) i".encode())
         settings = change_source(source, name, table_include_list=",".join(f"public.{table}" for table in TABLES))
-        converter = "org.apache.kafka.connect.json.JsonConverter"
-        worker.put(
-            name,
-            {
-                **settings,
-                "provide.transaction.metadata": "true",
-                "value.converter": converter,
-                "value.converter.schemas.enable": "true",
-            },
-        )
+        worker.put(name, {**settings, "provide.transaction.metadata": "true", **JSON_WITH_SCHEMAS})
         copy = Pipeline("copy")
         copy.mirror(
             pattern=rf"{name}\..*",

@@ -8,11 +8,10 @@ from typing import NamedTuple
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import TopicPartition as ClientPartition
 
-from framework.clients.consumer_close_timeout import Consumer
-from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
-from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.damaged_batches import after_damage
+from spouts.kafka.consumer.on_demand_consumer import OnDemandConsumer
 from spouts.kafka.consumer.range_consumer import DAMAGED
 from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
 
@@ -30,54 +29,45 @@ class Ahead(NamedTuple):
     is_end: bool = False
 
 
-class LookaheadReader:
-    """One consumer, connected on first use. Used by one thread. ``group``: the group id of the
-    readers; nothing is committed to it."""
+class LookaheadReader(OnDemandConsumer):
+    """Reads the partitions that were begun, each from its own position."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
-        self._settings, self._group = settings, group
-        self._errors = ConnectionErrors(settings.bootstrap_servers)
-        self._client: tuple[Consumer, Assignment] | None = None
+        super().__init__(settings, group)
         self._assigned: dict[str, int] = {}  # partition -> the offset that is read next
 
     def begin(self, partition: str, offset: int) -> None:
         """Read this partition from ``offset``, whatever was read of it before."""
         _, assignment = self._connected()
-        try:
-            self.end(partition)
+        self.end(partition)
+        with self._explained():
             assignment.begin([ClientPartition(*topic_and_number(partition), offset)])
-        except KafkaException as error:
-            raise self._errors.explain(error) from error
         self._assigned[partition] = offset
 
     def end(self, partition: str) -> None:
         """Read nothing more of this partition."""
         if partition in self._assigned:
             del self._assigned[partition]
-            try:
+            with self._explained():
                 self._connected()[0].incremental_unassign([ClientPartition(*topic_and_number(partition))])
-            except KafkaException as error:
-                raise self._errors.explain(error) from error
 
     def beginning(self, partition: str) -> int:
         """The first offset that the partition has."""
         consumer, _ = self._connected()
-        try:
+        with self._explained():
             low, _ = consumer.get_watermark_offsets(ClientPartition(*topic_and_number(partition)), timeout=_ANSWER_S)
-        except KafkaException as error:
-            raise self._errors.explain(error) from error
         return int(low)
 
     def read(self) -> list[Ahead]:
         """Some records of the partitions that were begun. Raises ``RetryableError`` when none
         comes."""
         consumer, _ = self._connected()
-        try:
+        found: list[Ahead] = []
+        damaged: set[str] = set()
+        with self._explained():
             messages = consumer.consume(_RECORDS, 0.0) or consumer.consume(1, _ANSWER_S)
             if not messages:
                 raise RetryableError(f"no record was read ahead for {_ANSWER_S:g} s{self._errors.reason()}")
-            found: list[Ahead] = []
-            damaged: set[str] = set()
             for each in messages:
                 error = each.error()
                 partition = partition_id(each.topic(), each.partition())
@@ -91,8 +81,6 @@ class LookaheadReader:
                     is_end = error is not None
                     found.append(Ahead(partition, each.offset(), None if is_end else each.value(), is_end))
                     self._assigned[partition] = each.offset() + (not is_end)
-        except KafkaException as error:
-            raise self._errors.explain(error) from error
         return [*found, *self._after(damaged)] if damaged else found
 
     def _after(self, damaged: Collection[str]) -> Iterator[Ahead]:
@@ -108,16 +96,3 @@ class LookaheadReader:
             self.begin(partition, after)
             if after > offset:
                 yield Ahead(partition, after - 1, None)
-
-    def close(self) -> None:
-        """Safe to call twice."""
-        client, self._client = self._client, None
-        if client is not None:
-            client[0].close()
-
-    def _connected(self) -> tuple[Consumer, Assignment]:
-        if self._client is None:
-            settings = {**self._settings.consumer(self._group), "error_cb": self._errors.on_error}
-            consumer = self._errors.made(lambda: Consumer(settings))
-            self._client = consumer, Assignment(consumer)
-        return self._client

@@ -64,7 +64,7 @@ from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.planning.progress import KafkaProgress
 from spouts.kafka.planning.read_first import ReadFirst
 from spouts.kafka.planning.source_settings import KafkaSource
-from spouts.kafka.planning.source_transactions import ReadsAhead, SourceTransactions
+from spouts.kafka.planning.source_transactions import SourceTransactions
 from spouts.kafka.planning.topic_loops import OwnTopics
 from spouts.kafka.record_viewer import RecordViewer
 from spouts.kafka.start_end_options import Bound
@@ -80,8 +80,7 @@ class KafkaPlanner(PartitionPlanner):
     """Plans the batches of one spout. ``bad_records``: the limit on the share of bad records.
     ``streams``: what is done with bad records of which topic; None: they end the run.
     ``group``: where committed offsets are published, or None. ``reader_group``: the group id of the
-    readers. ``metadata``: what the cluster says of the topics; None: asks it. ``lookahead``: what
-    reads records that are not planned yet; None: a consumer."""
+    readers. ``metadata``: what the cluster says of the topics; None: asks it."""
 
     shares_entries = True  # invariant 9
 
@@ -96,7 +95,6 @@ class KafkaPlanner(PartitionPlanner):
         group: GroupOffsets | None = None,
         reader_group: str = "ratchet",
         metadata: KafkaMetadata | None = None,
-        lookahead: ReadsAhead | None = None,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -122,9 +120,8 @@ class KafkaPlanner(PartitionPlanner):
         self._read_first = ReadFirst(source.read_first)
         self._transactions: SourceTransactions | None = None
         if source.keeps_transactions:
-            reads_ahead = lookahead or LookaheadReader(settings, reader_group)
             self._transactions = SourceTransactions(
-                reads_ahead, lambda: self._metadata.topics().leaders, self._has_new_topic
+                LookaheadReader(settings, reader_group), lambda: self._metadata.topics().leaders, self._has_new_topic
             )
         self._found_nothing = False  # whether the source had no partition before
         self._latest: Mapping[str, Meta | None] = {}  # the last plan, or what the next one comes after

@@ -14,8 +14,8 @@ Invariants:
    started again. It is planned at once. For that, the ends before the position of a batch are read
    again, also by the next leader.
 4. A batch is as small as the limits say, but has at least one transaction, whatever its size.
-5. What was read ahead is only a copy of the log. It is forgotten when the positions do not fit to
-   it, and when reading fails.
+5. The records that were read ahead are only a copy of the log. They are forgotten when the
+   positions do not fit to them, and when reading fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from typing import Any, NamedTuple, Protocol
 
 from framework.errors import ConfigError
 from framework.observe.logs import get_logger
-from spouts.codecs.debezium_transactions import ChangeOrder, TransactionEnd, change_order, is_marker, transaction_end
+from spouts.codecs.debezium_transaction_metadata import (
+    ChangeOrder,
+    TransactionEnd,
+    change_order,
+    is_marker,
+    transaction_end,
+)
 from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
 
@@ -75,9 +81,9 @@ class _Run:
 
 @dataclass(slots=True)
 class _Log:
-    """What was read ahead of a partition. ``runs[at:]`` is not planned. Everything before
-    ``read_to`` was read. ``highest``: the order of the last change of each transaction that is not
-    planned."""
+    """The records that were read ahead of a partition. ``runs[at:]`` is not planned. Everything
+    before ``read_to`` was read. ``highest``: the order of the last change of each transaction that
+    is not planned."""
 
     begin: int
     read_to: int
@@ -115,9 +121,9 @@ class _Log:
 
 @dataclass(slots=True)
 class _Ends:
-    """What was read of a topic of transactions. ``ended``: those whose ends are before ``begin``.
-    ``ahead[at:]``: the others, with the offsets behind their ends. ``begun``: the offset behind the
-    last record that is not an end."""
+    """The ends that were read of a topic of transactions. ``ended``: the transactions that end
+    before ``begin``. ``ahead[at:]``: the others, with the offsets behind their ends. ``begun``: the
+    offset behind the last record that is not an end."""
 
     begin: int
     read_to: int
@@ -249,9 +255,11 @@ class _Cut:
                 self._places[partition] += 1
 
     def _note_unnamed(self, partition: str, run: _Run) -> None:
-        owner, topic = self._owners[partition], topic_and_number(partition)[0]
-        end = self._over[owner].get(run.transaction) if owner is not None and run.transaction is not None else None
-        if owner is not None and end is not None and topic.removeprefix(f"{_prefix(owner)}.") not in end.changes:
+        owner = self._owners[partition]
+        if owner is None or run.transaction is None or (end := self._over[owner].get(run.transaction)) is None:
+            return
+        topic, _ = topic_and_number(partition)
+        if topic.removeprefix(f"{_prefix(owner)}.") not in end.changes:
             self.unnamed.add(topic)
 
     def _take_transactions(self, partition: str, ends: _Ends) -> None:

@@ -18,7 +18,7 @@ from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import FieldsGrouping, ShuffleGrouping
 from framework.transactions import MemoryStore
-from sinks import UpsertCommitter, key_parts
+from sinks import UpsertCommitter, key_hash_parts
 from sinks.rows import postgres, transactional_table
 from sinks.rows.condition_parser import Condition
 from spouts import DebeziumCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
@@ -311,7 +311,7 @@ def test_a_table_agrees_with_an_oracle(
     with pytest.MonkeyPatch.context() as sizes:
         if divided:
             sizes.setattr(arrow_spill, "MEMORY_BYTES", 0)
-            sizes.setattr(key_parts, "PART_BYTES", 100)
+            sizes.setattr(key_hash_parts, "PART_BYTES", 100)
             sizes.setattr(transactional_table, "LOADED_BYTES", 100)
             sizes.setattr(postgres, "_GIVEN_ROWS", 0)
         agrees_with_an_oracle(database, sequenced, ignore_nulls, batches)

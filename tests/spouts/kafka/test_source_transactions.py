@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from framework.errors import ConfigError
 from ratchet import Pipeline, sqlite
 from spouts import OpaqueKafkaTransactionalSpout
-from spouts.codecs.debezium_transactions import change_order, transaction_end
+from spouts.codecs.debezium_transaction_metadata import change_order, transaction_end
 from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
 from spouts.kafka.planning import source_transactions
 from spouts.kafka.planning.source_transactions import SourceTransactions
+from tests.kit.change_records import transaction_marker
 from tests.kit.targets import examples
 
 PARTITIONS = ["s.p.a/0", "s.p.b/0", "s.p.c/0", "s.p.c/1"]
@@ -72,15 +73,8 @@ def change(transaction: str | None, order: int) -> bytes:
     return json.dumps({"op": "c", "after": {"transaction": {"id": "no"}}, "transaction": said}).encode()
 
 
-def marker(status: str, transaction: str, counts: Mapping[str, int]) -> bytes:
-    tables = [{"data_collection": table, "event_count": count} for table, count in counts.items()]
-    said = {
-        "status": status,
-        "id": f"{transaction}:99",
-        "event_count": sum(counts.values()),
-        "data_collections": tables,
-    }
-    return json.dumps({"schema": {"type": "struct"}, "payload": said}).encode()
+def marker(status: str, transaction: str, changes: Mapping[str, int]) -> bytes:
+    return transaction_marker(status, f"{transaction}:99", changes)
 
 
 def emitted(chance: random.Random, transactions: int) -> list[tuple[str, Entry]]:

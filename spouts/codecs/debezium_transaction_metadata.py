@@ -1,5 +1,5 @@
-"""What Debezium writes about transactions of the source: which one a change belongs to, and what a
-transaction has changed.
+"""Reads Debezium's transaction metadata: the transaction of a change, and the changes of a
+transaction.
 
 Source: Debezium's documentation, "Transaction metadata" (``provide.transaction.metadata``).
 """
@@ -55,8 +55,8 @@ def change_order(value: bytes | None) -> ChangeOrder | None:
 
 
 def transaction_end(value: bytes | None) -> TransactionEnd | None:
-    """What a record of the topic of transactions says; None for the beginning of a transaction, and
-    for a record that is none of Debezium's.
+    """The end that a record of the topic of transactions tells of; None for the beginning of a
+    transaction, and for a record that is none of Debezium's.
 
     >>> transaction_end(
     ...     b'{"status":"END","id":"7:9","event_count":2,'
@@ -65,8 +65,7 @@ def transaction_end(value: bytes | None) -> TransactionEnd | None:
     TransactionEnd(transaction='7', changes={'public.orders': 2})
     """
     try:
-        said: Any = json.loads(value or b"null")
-        said = said.get("payload", said)
+        said = _marker(value)
         if said["status"] != "END":
             return None
         tables = said.get("data_collections") or ()
@@ -85,13 +84,19 @@ def is_marker(value: bytes | None) -> bool:
     (True, False)
     """
     try:
-        said: Any = json.loads(value or b"null")
-        return said.get("payload", said)["status"] in ("BEGIN", "END")
+        return _marker(value)["status"] in ("BEGIN", "END")
     except _BAD:
         return False
 
 
+def _marker(value: bytes | None) -> Any:
+    """The payload of a record of the topic of transactions, with or without a schema. Raises one of
+    ``_BAD`` for other values."""
+    said = json.loads(value or b"null")
+    return said.get("payload", said)
+
+
 def _name(transaction: object) -> str:
-    """What all records of a transaction have in common of its id."""
+    """The part of a transaction's id that all of its records have in common."""
     found = _WITH_POSITION.fullmatch(str(transaction))
     return found[1] if found is not None else str(transaction)

@@ -29,7 +29,7 @@ class Server:
     lacks: TopologyError | None = None
 
     def reached(self, make: Callable[[str], T]) -> T:
-        """What ``make`` gives for the address. Raises ``ConfigError`` that names the setting."""
+        """Call ``make`` with the address. Raises ``ConfigError`` that names the setting."""
         try:
             return make(self.address)
         except ConfigError as error:
