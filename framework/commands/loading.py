@@ -15,7 +15,7 @@ from typing import Any
 from framework.config import Config, loading_with
 from framework.coordination import CoordinationStore, store_of
 from framework.errors import ConfigError, RatchetError
-from framework.execution.failures import in_users_words, users_errors
+from framework.execution.failures import in_users_words, users_errors, users_line
 from framework.topology import CoreTopology, Topology
 from framework.topology.builder import TopologyMaker
 from framework.transactions.history_archive import HistoryTarget, history_target
@@ -23,6 +23,7 @@ from framework.transactions.history_archive import HistoryTarget, history_target
 #: The folder of Ratchet's packages.
 _OURS = Path(__file__).resolve().parents[2]
 _PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet")
+_EXAMPLE = "myproject.pipeline:topology"
 
 
 def load_transactional(name: str, config: Config) -> Topology:
@@ -93,13 +94,17 @@ def _loaded(name: str, config: Config) -> Topology | CoreTopology:
     return found
 
 
+class _SettingMissing(ConfigError):
+    """A mistake of the configuration, which no line of code makes."""
+
+
 class _AppSettings(dict[str, Any]):
     """The ``app.*`` keys, as a topology function gets them. A missing key is reported as a mistake
     in the configuration."""
 
     def __missing__(self, key: str) -> Any:
         near = difflib.get_close_matches(key, list(self), n=1)
-        raise ConfigError(
+        raise _SettingMissing(
             f"{key} is not set"
             + (f"; there is {near[0]}: is one of the two misspelt?" if near else ": give it in [app]")
         )
@@ -110,8 +115,15 @@ def _users_errors(name: str) -> Iterator[None]:
     """Converts errors in the user's own file to a ``ConfigError`` that names file and line."""
     try:
         yield
-    except (RatchetError, KeyboardInterrupt):
+    except (_SettingMissing, KeyboardInterrupt):
         raise
+    except ConfigError as error:
+        line = users_line(error)
+        if not line:
+            raise
+        raise ConfigError(f"{line}: {error}") from error
+    except RatchetError:
+        raise  # it names a component, or the line
     except SyntaxError as error:
         raise ConfigError(
             f"{name}: {error.filename}:{error.lineno}: {error.msg}: {(error.text or '').strip()}"
@@ -125,10 +137,10 @@ def resolve(name: str) -> Callable[..., Any]:
     naming the missing part."""
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
-        raise ConfigError(f"{name!r}: write MODULE:TOPOLOGY, such as myproject.pipeline:topology")
+        near = f"{_module_of(name)}:NAME, with what the file calls it" if name.endswith(".py") else _EXAMPLE
+        raise ConfigError(f"{name!r}: write MODULE:TOPOLOGY, such as {near}")
     if "/" in module_name or module_name.endswith(".py"):
-        wanted = module_name.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
-        raise ConfigError(f"{name!r}: write {wanted}:{attribute}")
+        raise ConfigError(f"{name!r}: write {_module_of(module_name)}:{attribute}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's modules are in the current folder
     _check_hidden(Path.cwd())
@@ -145,6 +157,15 @@ def resolve(name: str) -> Callable[..., Any]:
     if found is None:
         raise ConfigError(f"{name}: module {module_name!r} has no {attribute!r}")
     return found  # type: ignore[no-any-return]
+
+
+def _module_of(file: str) -> str:
+    """The name by which Python imports a file.
+
+    >>> _module_of("./jobs/shop.py")
+    'jobs.shop'
+    """
+    return file.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
 
 
 def _check_hidden(folder: Path) -> None:

@@ -58,6 +58,11 @@ FOUND_FIRST = {
         "def topology(app):\n    return build(Split(), kafka({**app, 'app.kafka': app['app.kafak']}))\n",
         "error: app.kafak is not set; there is app.kafka: is one of the two misspelt?\n",
     ),
+    "a length of time that is none": (
+        "from ratchet import tumbling\n\ndef topology():\n    return tumbling('5 parsecs')\n",
+        "error: {folder}/mine.py:5: return tumbling('5 parsecs'): the length of a window is '5 parsecs': give a length of time, "
+        "such as '30 s', '5 min', '1 h', '1 day', or seconds as a number\n",
+    ),
     "a syntax error": (
         "def topology(:\n",
         "error: mine:topology: {folder}/mine.py:2: invalid syntax: def topology(:\n",

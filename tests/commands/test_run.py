@@ -26,6 +26,7 @@ def run_as_a_process(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProce
     ("words", "message"),
     [
         (("flights",), "'flights': write MODULE:TOPOLOGY"),
+        (("jobs/flights.py",), "write MODULE:TOPOLOGY, such as jobs.flights:NAME, with what the file calls it"),
         (("nowhere:topology",), "there is no module 'nowhere'"),
         (("examples.nowhere:topology",), "there is no module 'examples.nowhere'"),
         (("ratchet.demo.flights:nothing",), "module 'ratchet.demo.flights' has no 'nothing'"),
