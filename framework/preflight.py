@@ -193,11 +193,20 @@ def _source(topology: Topology, config: Config) -> str:
     planner = planner_of(topology, conf)
     try:
         planner.check()
+        if not _is_known_to_have_run(topology, config):
+            planner.check_first_plan()
         partitions = planner.partitions()
         ImmutableSource(planner, topology.skips_replays()).check(partitions)
         return f"{len(partitions)} partitions"
     finally:
         planner.close()
+
+
+def _is_known_to_have_run(topology: Topology, config: Config) -> bool:
+    try:
+        return has_run(topology, config)
+    except RatchetError:
+        return True  # another check reports that ZooKeeper cannot say
 
 
 def _sampled(topology: AnyTopology, config: Config, sample: int) -> str:

@@ -209,6 +209,9 @@ class PlannerWrapper(PartitionPlanner):
     def check(self) -> None:
         self._planner.check()
 
+    def check_first_plan(self) -> None:
+        self._planner.check_first_plan()
+
     def source_identity(self) -> Mapping[str, Any]:
         return self._planner.source_identity()
 

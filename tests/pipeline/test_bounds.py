@@ -21,7 +21,9 @@ from structlog.testing import capture_logs
 from framework import Config, Run, TopologyFailed
 from framework.commands.exit_status import EXIT_MISUSED, exit_codes
 from framework.coordination import MemoryStore, store_of
+from framework.errors import ConfigError
 from framework.inspect.topologies import read_topology
+from framework.preflight import preflight
 from framework.transactions import committed_txid
 from integration import EmbeddedServers
 from ratchet import Pipeline, Text, sqlite
@@ -236,6 +238,10 @@ def test_bounds_that_the_source_does_not_have_are_a_mistake_in_the_configuration
     runs: KafkaRuns, bounds: dict[str, Any], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.topics.create(runs.name)
+    found = [
+        each.error for each in preflight(runs.topology(**bounds), Config.of({}), "local") if each.error is not None
+    ]
+    assert [type(each) for each in found] == [ConfigError] and re.search(problem, str(found[0]))
     with pytest.raises(SystemExit) as ended, exit_codes(), runs.start(**bounds) as run:
         run.join(PATIENCE_S)
     assert ended.value.code == EXIT_MISUSED

@@ -233,6 +233,10 @@ class KafkaPlanner(PartitionPlanner):
         self._metadata.check_topics()
         self._metadata.ends(patient=False)
 
+    def check_first_plan(self) -> None:
+        if not self._source.is_plain or self._end.is_bounded:
+            self.plan({})
+
     def source_identity(self) -> Mapping[str, Any]:
         topics = self._metadata.topics()
         return {"cluster": topics.cluster_id, "topics": dict(topics.topic_ids)}

@@ -364,6 +364,15 @@ def test_a_start_that_the_log_does_not_have() -> None:
         planner_over(logs, start=Bounds(None, {}, {"a/1": 1})).plan({})
 
 
+def test_a_check_makes_the_first_plan_only_where_reading_has_bounds() -> None:
+    logs = filled(["a/0"])
+    logs.beginnings = None  # type: ignore[assignment] # a plan would look them up
+    planner_over(logs).check_first_plan()
+    for bounds in ({"start": Bounds(None, {}, {"a/0": 13})}, {"end": Bounds(None, {}, {"a/1": 5})}):
+        with pytest.raises(ConfigError):
+            planner_over(filled(["a/0"]), **bounds).check_first_plan()
+
+
 @pytest.mark.parametrize("name", ["start", "end"])
 def test_an_offset_of_a_partition_that_does_not_exist_is_refused(name: str) -> None:
     ahead = Bounds(None, {}, {"a/0": 1, "a/1": 1, "a/7": 0})
