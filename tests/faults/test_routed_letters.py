@@ -33,7 +33,7 @@ def test_each_record_is_routed_once_and_each_letter_replayed_once_whatever_is_ki
     faults.injected(len(order))
     print(json.dumps(outcome.summary()))
     assert outcome.problems() == []
-    assert outcome.letters and outcome.expected.total() > 100
+    assert outcome.letters and outcome.expected.total() > 100 and outcome.met > 0
 
 
 def test_missing_and_doubled_records_and_letters_are_named_as_problems() -> None:

@@ -79,10 +79,11 @@ def kill_often(
 
     A kind is "executor", "worker" (a Python worker), "working" (the Python worker that uses most of
     the processor at the moment), "driver", "broker", "zookeeper", "task worker", "broker paused",
-    "zookeeper paused", "rescale", "deploy" or one of ``more``. "rescale" kills the driver or tells
-    it to stop; the next driver gets a new ``app.tasks``. "deploy" stops the driver, calls
-    ``deploy``, which changes its code, and starts the next one. A share ``overlapping`` of the
-    kills is not waited for: the next kill meets the topology in mid-recovery.
+    "zookeeper paused", "rescale", "deploy" or one of ``more``. Kinds that are joined by "+" follow
+    at once, the one on the other. "rescale" kills the driver or tells it to stop; the next driver
+    gets a new ``app.tasks``. "deploy" stops the driver, calls ``deploy``, which changes its code,
+    and starts the next one. A share ``overlapping`` of the kills is not waited for: the next kill
+    meets the topology in mid-recovery.
 
     ``settings`` are added to those that every such run needs. ``record``: number -> what is sent.
     ``workers``: of the Spark cluster; 0 means Spark in the driver itself. ``executor``: with
@@ -172,7 +173,8 @@ def kill_often(
                     break
                 killed_at = time.monotonic()
                 process.note(f"kill {seen.kills.total() + 1} of {len(order)}: {kind}")
-                kinds[kind]()
+                for each in kind.split("+"):
+                    kinds[each]()
                 seen.kills[kind] += 1
                 if chance.random() >= overlapping:
                     _await(process, progress, rises_by)

@@ -14,8 +14,9 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ import pyarrow as pa
 from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError
 from framework.transactions import ZooKeeperStore, committed_txid
+from framework.transactions.documents import read_letter_request
 from integration import EmbeddedServers
 from sinks import DeadLetterTable, DeadLetterTopic, KafkaSink, OpaqueMapState, SqliteBackend
 from spouts import Codec, JsonCodec, OpaqueKafkaTransactionalSpout
@@ -35,9 +37,9 @@ from tests.kit.processes import ROOT
 from tests.kit.topics import Topics
 
 TOPOLOGY = "tests.kit.routed_letters:topology"
-#: The parts to kill, by weight, in each half.
+#: The parts to kill, by weight, in each half. "replaying" waits until letters are replayed.
 REFUSING = {"driver": 3, "broker": 2}
-CORRECTED = {"driver": 3, "broker": 2, "replay": 3}
+CORRECTED = {"driver": 3, "broker": 2, "replaying+command": 2, "replaying+driver": 1}
 #: The topics that records name. The last one does not exist.
 ROUTES = ("routed-a", "routed-b", "routed-c")
 NOWHERE = "routed-nowhere"
@@ -120,6 +122,7 @@ class Outcome:
     letters_expected: Counter[int] = field(default_factory=Counter)
     letters: Counter[int] = field(default_factory=Counter)
     replayed: int = 0
+    met: int = 0  # the kills that met a replay
 
     def problems(self) -> list[str]:
         """A line for each kind of record that is missing, or there too often."""
@@ -134,15 +137,21 @@ class Outcome:
         return lines
 
     def summary(self) -> dict[str, Any]:
-        counts = {"records": self.expected.total(), "replayed": self.replayed, "letters": self.letters.total()}
+        counts = {
+            "records": self.expected.total(),
+            "replayed": self.replayed,
+            "met": self.met,
+            "letters": self.letters.total(),
+        }
         return {**self.seen.summary(), **counts}
 
 
 def order_of(kills: int, chance: random.Random) -> list[str]:
-    """Half of the kills, the deployment of the correction, and the other half."""
+    """Half of the kills, the deployment of the correction, and the other half, which meets a replay
+    first of all: then there are many letters."""
     halves = [chance.choices(list(each), list(each.values()), k=k) for each, k in
               ((REFUSING, kills // 2), (CORRECTED, kills - kills // 2))]  # fmt: skip
-    return [*halves[0], "deploy", *halves[1]]
+    return [*halves[0], "deploy", *(["replaying+command", "replaying+driver", *halves[1]][: len(halves[1])])]
 
 
 def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, *, per_second: int = 10) -> Outcome:
@@ -161,8 +170,14 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, 
             "topology.max.attempts": 1_000,
         }
         app = {"app.topic": TOPIC, "app.kafka": servers.bootstrap_servers, "app.folder": folder}
-        commands = _Replays(folder, {**app, **settings, "topology.start.timeout.secs": 300})
-        with closing(ZooKeeperStore(servers.zookeeper, "/ratchet")) as coordination, commands:
+        with (
+            closing(ZooKeeperStore(servers.zookeeper, "/ratchet")) as coordination,
+            _Replays(
+                folder,
+                {**app, **settings, "topology.start.timeout.secs": 300},
+                lambda: read_letter_request(coordination, "routed") is not None,
+            ) as commands,
+        ):
 
             def correct() -> None:
                 _corrected(folder).touch()
@@ -176,7 +191,7 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, 
                 lambda: committed_txid(coordination, "routed"),
                 servers,
                 per_second=per_second,
-                more={"replay": commands.again},
+                more={"replaying": commands.meet, "command": commands.again},
                 deploy=correct,
                 record=record,
                 executor="local",
@@ -185,7 +200,7 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, 
             commands.end()
             replayed = commands.finish()
         assert is_stable(servers.bootstrap_servers, [*ROUTES, LETTERS], 120), "a kafka_txn stays open"
-        outcome = Outcome(seen, replayed=replayed)
+        outcome = Outcome(seen, replayed=replayed, met=commands.met)
 
         def expect(message: Any) -> None:
             document = json.loads(message.value().removeprefix(MARK))
@@ -204,9 +219,12 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, keeper: str, 
 
 
 class _Replays:
-    """``ratchet dead-letters`` about the topology, in processes that may be killed."""
+    """``ratchet dead-letters`` about the topology, in processes that may be killed. ``replaying``:
+    whether the topology has a request. ``met``: how often ``meet`` met one."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], replaying: Callable[[], bool]) -> None:
+        self.met = 0
+        self._replaying = replaying
         self._log = folder / "replays.log"
         self._words = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         self._process: subprocess.Popen[bytes] | None = None
@@ -224,6 +242,16 @@ class _Replays:
             self._process = subprocess.Popen(
                 self._command("replay", "--executor", "local"), cwd=ROOT, stdout=log, stderr=log
             )
+
+    def meet(self) -> None:
+        """Begin a replay; return in the middle of it, or when there was nothing to replay."""
+        self.again()
+        assert self._process is not None
+        while self._process.poll() is None:
+            if self._replaying():
+                self.met += 1
+                return
+            time.sleep(0.01)
 
     def end(self) -> None:
         process, self._process = self._process, None

@@ -27,6 +27,7 @@ from framework.coordination.step_generators import Step, Steps, Threads, perform
 from framework.coordination.store import Change, Leadership
 from framework.errors import (
     BadRecordError,
+    BatchTooLargeError,
     ConfigError,
     CorruptStateError,
     RatchetError,
@@ -157,6 +158,8 @@ class SimExecutor:
         gone = world.left_out(job.ranges)
         bad = self.letters(records, gone)
         records = [each for each in records if not world.is_bad(each) and each not in gone]
+        if shape.room and len(records) > shape.room:
+            return self.too_large(records)
         refused = [each for each in records if world.is_refused(each)]
         if refused and (shape.refuses == "bolt" or not self._sinks()):
             return self.refused_by_bolt(refused[0])
@@ -184,6 +187,10 @@ class SimExecutor:
     @staticmethod
     def refused_by_bolt(record: int) -> PhaseResult:
         return PhaseResult(TaskFailure.of(BadRecordError(f"{record}: {REASON}"), "bolt", 0))
+
+    @staticmethod
+    def too_large(records: Sequence[int]) -> PhaseResult:
+        return PhaseResult(TaskFailure.of(BatchTooLargeError(f"{len(records)} records"), "bolt", 0))
 
     def letters(self, records: Sequence[int], gone: Sequence[int]) -> Operations:
         """What goes to the dead letters."""

@@ -305,6 +305,8 @@ class LettersExecutor(SimExecutor):
                     records += batch.column("record").to_pylist()
         except RetryableError as error:
             return PhaseResult(TaskFailure.of(error, "spout", 0))
+        if world.shape.room and len(records) > world.shape.room:
+            return self.too_large(records)
         refused = [each for each in records if world.refuser(each, replays.get(each, 0), version)]
         if refused and world.shape.refuses == "bolt":
             return self.refused_by_bolt(refused[0])

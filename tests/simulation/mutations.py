@@ -15,7 +15,7 @@ from typing import Any
 from framework.coordination import transactional_state as state
 from framework.coordination.fenced import FencedLeadership
 from framework.coordination.transactional_state import RotatingTransactionalState
-from framework.errors import CorruptStateError, StaleWriterError
+from framework.errors import BadRecordError, CorruptStateError, StaleWriterError
 from framework.execution.failures import FailureKind
 from framework.topology import Header, OpenCommit
 from framework.topology.builder import Topology
@@ -544,6 +544,8 @@ MUTATIONS: tuple[Mutation, ...] = (
              lambda shape: bool(shape.refuses) and shape.pending > 1 and not shape.opaque),
     Mutation("C51: a record that is left out is no dead letter", [(SimExecutor, "letters", _letters_of_bad_only)],
              lambda shape: bool(shape.refuses) and shape.letters),
+    Mutation("C51: a batch that is too large is tried whole again", [(narrowing, "BatchTooLargeError", BadRecordError)],
+             lambda shape: shape.room > 0 and not shape.refuses),
     Mutation("C45: a restart or an idle source fills the bucket", [(Pacer, "_fill", _fill_without_bound)],
              lambda shape: shape.rate > 0),
     Mutation("C45: an interval that was missed is made up for", [(Pacer, "planned", _planned_on_schedule)],

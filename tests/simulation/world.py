@@ -110,6 +110,7 @@ class Shape:
     refuses: str  # who refuses the values of some records: "bolt", "sink"; "": nobody
     interval_ms: int  # from one plan to the next; 0: none
     rate: int  # records per second; 0: no limit
+    room: int  # the most records of a batch that a bolt takes; 0: no limit
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,6 +165,7 @@ class Shape:
             chance.choice(("", "", "", "bolt", "sink") if states else ("", "", "", "bolt")),
             chance.choice((0, 0, 0, 300)),
             chance.choice((0, 0, 0, 40)),
+            chance.choice((0, 0, 0, 1, 2)),
         )
 
 
