@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.marks import KINDS, Held, collected
-from tests.kit.promises import PAGE, PROMISES, ROOT, page, target
+from tests.kit.marks import KINDS, Held, collected, of_the_suite
+from tests.kit.promises import PAGE, PROMISES, page, target
 
 
 @pytest.fixture(scope="module")
-def tests() -> list[Held]:
-    return collected(ROOT)
+def tests(request: pytest.FixtureRequest) -> list[Held]:
+    return of_the_suite(request.config)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,6 @@
 """Which marks the tests carry.
 
-A pytest process of its own, with this module as a plugin, collects them.
+A run of the whole suite knows them. Otherwise, a pytest process of its own collects them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,9 @@ from integration.server_launcher import EMBEDDED, VARIABLE
 
 #: Marks whose arguments are the numbers of promises.
 KINDS = ("behaviour", "rule", "fault", "dies")
-_OPTION = "--marks-to"
+#: The option of pytest that writes the marks to a file.
+OPTION = "--marks-to"
+_ROOT = Path(__file__).parent.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,13 @@ class Held:
     numbers: Mapping[str, frozenset[str]]
 
 
+_NOTED = pytest.StashKey[list[Held]]()
+
+
 def collected(where: Path) -> list[Held]:
     """Every test in ``where``, a file or the root of the repository, that carries a mark of
     ``KINDS``. Raises ``RuntimeError`` with what pytest says when it cannot collect.
     """
-    root = Path(__file__).parent.parent.parent
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "marks.json"
         command = [
@@ -49,12 +53,12 @@ def collected(where: Path) -> list[Held]:
             "--collect-only",
             "--quiet",
             "--config-file",
-            root / "pyproject.toml",
+            _ROOT / "pyproject.toml",
         ]
-        command += ["-p", "no:cacheprovider", "-p", __name__, f"{_OPTION}={file}"]
+        command += ["-p", "no:cacheprovider", f"{OPTION}={file}"]
         done = subprocess.run(
-            [*command, *([] if where == root else [where])],
-            cwd=root,
+            [*command, *([] if where == _ROOT else [where])],
+            cwd=_ROOT,
             env={**os.environ, VARIABLE: EMBEDDED, "PYTEST_ADDOPTS": ""},
             capture_output=True,
             text=True,
@@ -68,18 +72,33 @@ def collected(where: Path) -> list[Held]:
     ]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(_OPTION, type=Path, metavar="FILE", help="write which promises each test says that it holds")
+def note(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Keep the marks of the tests of a run, before any is left out. Write them to the file of
+    ``OPTION``."""
+    config.stash[_NOTED] = list(_held(items))
+    file = config.getoption(OPTION)
+    if file is not None:
+        found = [
+            {"test": each.test, "slow": each.slow, "numbers": {kind: sorted(each.numbers[kind]) for kind in KINDS}}
+            for each in config.stash[_NOTED]
+        ]
+        Path(file).write_text(json.dumps(found), encoding="utf-8")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Runs before any other plugin deselects a test."""
-    found = []
+def of_the_suite(config: pytest.Config) -> list[Held]:
+    """Every test of the repository that carries a mark: noted in this run, as far as it has
+    collected them."""
+    whole = [_ROOT / each for each in config.getini("testpaths")]
+    if sorted(_ROOT / each for each in config.args) != sorted(whole):
+        return collected(_ROOT)
+    left_out = [_ROOT / each for each in config.getoption("ignore") or ()]
+    return [*config.stash[_NOTED], *(each for folder in left_out for each in collected(folder))]
+
+
+def _held(items: Iterable[pytest.Item]) -> Iterator[Held]:
     for item in items:
         numbers = {
-            kind: sorted({str(each) for mark in item.iter_markers(kind) for each in mark.args}) for kind in KINDS
+            kind: frozenset(str(each) for mark in item.iter_markers(kind) for each in mark.args) for kind in KINDS
         }
         if any(numbers.values()):
-            found.append({"test": item.nodeid, "slow": item.get_closest_marker("slow") is not None, "numbers": numbers})
-    config.getoption(_OPTION).write_text(json.dumps(found), encoding="utf-8")
+            yield Held(item.nodeid, item.get_closest_marker("slow") is not None, numbers)

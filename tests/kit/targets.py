@@ -20,11 +20,14 @@ use a module-scoped fixture share a process by module. The rest run wherever the
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.kit import marks
 
 #: The profile of Hypothesis in ``make test``: the same examples at each run.
 USUAL = "usual"
@@ -39,7 +42,9 @@ _TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror_inspection.py", "test_reb
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("targets").addoption("--all", action="store_true", help="the slow tests too, as make test-all does")
+    group = parser.getgroup("targets")
+    group.addoption("--all", action="store_true", help="the slow tests too, as make test-all does")
+    group.addoption(marks.OPTION, metavar="FILE", help="write which promises each test says that it holds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,11 +53,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quick_for(*names): slow for all parameters but those with these names")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marks.note(config, items)
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("slow") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+
+
+def pytest_collection_finish() -> None:
+    """The collected tests stay to the end: the garbage collector need not look through them again
+    and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
