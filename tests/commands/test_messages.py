@@ -197,6 +197,7 @@ def test_a_java_that_spark_cannot_use_is_told_before_spark_starts(user: User, ve
     assert answer.returncode == 2
 
 
+@pytest.mark.quick_for("sys.exit in a bolt", "a record that is not JSON", "a topic that is missing")
 @pytest.mark.integration
 @pytest.mark.parametrize("mistake", WHILE_IT_RUNS)
 def test_what_goes_wrong_while_it_runs_is_told_at_the_end(user: User, topics: Topics, name: str, mistake: str) -> None:

@@ -72,6 +72,7 @@ class Partitions(ReplayableSpout):
 SPEEDS = ([400, 5, 40, 3], [1, 400, 1, 1], [7, 7, 7, 7])
 
 
+@pytest.mark.quick_for("1-3-0", "2-1-3", "2-3-1", "4-3-0")
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("between", [0, 1, 3])
 @pytest.mark.parametrize("tasks", [1, 3])

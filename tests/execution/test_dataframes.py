@@ -104,7 +104,7 @@ def test_frames_in_the_processing_phase_are_joined_and_replayed_exactly(runner: 
     assert records[0].attempts[-1].rows["spout->top"] == 80
 
 
-@pytest.mark.slow_for("spread")
+@pytest.mark.quick_for("collapsed")
 def test_a_frame_below_a_committer_runs_in_the_commit_phase(runner: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     builder = TransactionalTopologyBuilder(

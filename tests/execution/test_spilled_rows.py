@@ -153,6 +153,7 @@ def check(folder: Path) -> None:
     assert in_files == sorted([*SENT, *(each // 2 for each in SENT)])
 
 
+@pytest.mark.slow_for("local")
 @pytest.mark.parametrize("runner", SPREAD_ONLY, indirect=True)
 @pytest.mark.usefixtures("small")
 def test_rows_from_files_reach_every_committer_below(runner: Any, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_global_count_counts_every_word_once(executor: str, tmp_path: Path, spar
     assert global_count.count(tmp_path / "count.db", executor) == 19
 
 
+@pytest.mark.slow_for("spark")
 @pytest.mark.integration
 @pytest.mark.parametrize("executor", ["local", "spark"])
 def test_word_count_matches_a_counter(executor: str, tmp_path: Path, servers: EmbeddedServers, spark: str) -> None:
@@ -45,6 +46,7 @@ def test_the_flights_file_has_the_figures_that_the_demo_expects() -> None:
     assert (len(carriers), len(routes)) == (16, 224)
 
 
+@pytest.mark.quick_for("local-False")
 @pytest.mark.integration
 @pytest.mark.behaviour("4.2")
 @pytest.mark.parametrize(("executor", "basic"), [("local", False), ("local", True), ("spark", False)])

@@ -407,6 +407,7 @@ class PostgresRuns(KafkaRuns):
         return builder.build()
 
 
+@pytest.mark.quick_for("True-native", "False-python")
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("opaque", [True, False])

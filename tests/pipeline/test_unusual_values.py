@@ -144,7 +144,7 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick_for("JSON", "fields")
+@pytest.mark.quick_for("JSON")
 @pytest.mark.parametrize("which", VALUES)
 @pytest.mark.parametrize("form", RECORDS)
 def test_a_topic_takes_a_value_or_its_record_is_left_out(topics: Topics, name: str, which: str, form: str) -> None:

@@ -297,6 +297,7 @@ def starts(rows: Iterable[Mapping[str, Any]], *columns: str) -> list[Any]:
     return sorted((row["shop"], row["window_start"].minute, *(row[each] for each in columns)) for row in rows)
 
 
+@pytest.mark.slow_for("3", "1-none", "1000-replay")
 @pytest.mark.parametrize("faults", [[], [replay(1)], [crash(1)]], ids=["none", "replay", "crash"])
 @pytest.mark.parametrize("take", [1, 3, 1000])
 def test_closed_windows_and_sessions_are_put_into_windows_by_their_watermark(

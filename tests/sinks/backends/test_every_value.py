@@ -250,7 +250,7 @@ def test_random_values_are_stored_exactly(
     make: Callable[[], MapBackend], kind: str, columns: Columns, state_class: type[MapState], seed: int, often: Often
 ) -> None:
     run = Run(state_class(make()), kind, columns, random.Random(seed))
-    for txid in range(1, int(os.environ.get("RATCHET_VALUES") or often(6, 12)) + 1):
+    for txid in range(1, int(os.environ.get("RATCHET_VALUES") or often(3, 12)) + 1):
         run.transaction(txid)
     run.state.close()
 

@@ -107,6 +107,7 @@ def test_windows_are_not_exchanged_if_event_time_would_have_been_another(tmp_pat
     assert held(other) == before
 
 
+@pytest.mark.quick_for("1", "4", "11")
 @pytest.mark.parametrize("step", range(1, 12))
 def test_a_rebuild_that_ends_between_the_states_of_a_transaction_goes_on(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -200,6 +200,7 @@ GONE = {
 }
 
 
+@pytest.mark.slow_for("mysql")
 @pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
 @pytest.mark.parametrize(
     "repeated", [[[UPDATED]], [[UPDATED], [RENAMED]], [[UPDATED, RENAMED]], [[put("things", 1), UPDATED]]]

@@ -24,6 +24,7 @@ from sinks.rows.condition_parser import Condition
 from spouts import DebeziumCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import Database
+from tests.kit.targets import examples
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C41")
@@ -301,7 +302,7 @@ class Oracle:
 @pytest.mark.slow_for("mysql")
 @pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize("ignore_nulls", [False, True])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(24), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=BATCHES, divided=st.booleans())
 def test_a_table_agrees_with_an_oracle(
     database: Database, sequenced: bool, ignore_nulls: bool, batches: Any, divided: bool

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from spouts import JsonCodec
 from tests.kit.json_documents import SCHEMAS, Documents
+from tests.kit.targets import examples
 
 _NO_ROW = object()
 #: Either is right.
@@ -174,4 +175,4 @@ def _are_same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("name", SCHEMAS)
 @given(seed=st.integers(0, 2**32))
 def test_values_have_the_rows_of_pythons_reader(name: str, seed: int) -> None:
-    assert differences(seed, SCHEMAS[name], 200) == []
+    assert differences(seed, SCHEMAS[name], examples(200)) == []

@@ -32,6 +32,7 @@ def test_changed_batches_are_never_data(topics: Topics, name: str, seed: int, mo
         assert counts[f"{reader.__name__}: DataLossError after changes"], counts
 
 
+@pytest.mark.slow_for("MessageFeed")
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", [pytest.param(ColumnFeed, marks=needs_native), MessageFeed])
 def test_behind_a_damaged_batch_nothing_comes_until_the_partition_begins_again(

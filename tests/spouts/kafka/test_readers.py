@@ -223,6 +223,7 @@ def test_both_readers_hand_out_the_same_records_of_consecutive_ranges(
 
 
 @needs_native
+@pytest.mark.slow_for("1-0", "2-0")
 @pytest.mark.integration
 @pytest.mark.parametrize("side_by_side", [0, 20_000])
 def test_the_sampled_times_have_the_first_and_the_last_record_of_each_partition(
