@@ -103,7 +103,7 @@ RULES: dict[str, str] = {
     "C15": "Every plan names every partition ever seen, and the plan of the last committed transaction is kept.",
     "C16": "A range of offsets is complete when the reader's position has passed it, whatever its last offsets contain.",
     "C17": "A fresh start drops only the positions: txids, attempts and epochs continue to rise.",
-    "C18": "Timeouts count as failed attempts; where the spout can, it plans a batch that timed out smaller.",
+    "C18": "Timeouts count as failed attempts; where the spout can, it plans a batch smaller that timed out, or was too large.",
     "C19": "The records of closed transactions are bounded; a verification of lost input is unverifiable, never right.",
     "C20": "A dead letter is written once, under the transaction of its batch.",
     "C21": "Only tombstones of closed transactions are removed; null, absent and deleted are three different things.",

@@ -544,7 +544,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              lambda shape: bool(shape.refuses) and shape.pending > 1 and not shape.opaque),
     Mutation("C51: a record that is left out is no dead letter", [(SimExecutor, "letters", _letters_of_bad_only)],
              lambda shape: bool(shape.refuses) and shape.letters),
-    Mutation("C51: a batch that is too large is tried whole again", [(narrowing, "BatchTooLargeError", BadRecordError)],
+    Mutation("C18: a batch that is too large is tried whole again", [(narrowing, "BatchTooLargeError", BadRecordError)],
              lambda shape: shape.room > 0 and not shape.refuses),
     Mutation("C45: a restart or an idle source fills the bucket", [(Pacer, "_fill", _fill_without_bound)],
              lambda shape: shape.rate > 0),

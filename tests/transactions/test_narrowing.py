@@ -85,6 +85,7 @@ def test_under_fail_and_for_the_spouts_own_refusals_nothing_is_left_out() -> Non
     assert narrowing().applies(plan, REFUSES)
 
 
+@pytest.mark.rule("C18")
 @pytest.mark.parametrize("component", ["bolt", "spout"])
 @pytest.mark.parametrize("policy", ["fail", "skip"])
 def test_a_batch_that_is_too_large_is_halved_whatever_the_policy(component: str, policy: str) -> None:
