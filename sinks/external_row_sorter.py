@@ -139,14 +139,37 @@ def _once(rows: Iterable[Due]) -> Iterator[Due]:
         before = each.key
 
 
-def merged(pages: Iterable[Sequence[T]], own: Iterable[T], order: Callable[[T], Any]) -> Iterator[list[T]]:
-    """Sorted pages, and the items ``own`` of the transaction itself in their places among them."""
-    waiting = deque(sorted(own, key=order))
+def merged(
+    pages: Iterable[Sequence[T]],
+    own: Iterable[T],
+    order: Callable[[T], Any],
+    join: Callable[[T, T], T] | None = None,
+) -> Iterator[list[T]]:
+    """Sorted pages, and the items ``own`` of the transaction itself in their places among them.
+    ``join``: makes one item of an item of a page and an own item of the same place."""
+    waiting = deque(sorted(((order(each), each) for each in own), key=itemgetter(0)))
     for page in pages:
         if not page:
             continue
         last, here = order(page[-1]), []
-        while waiting and order(waiting[0]) < last:
+        while waiting and waiting[0][0] <= last:
             here.append(waiting.popleft())
-        yield sorted([*page, *here], key=order) if here else list(page)
-    yield from pages_of(waiting, PAGE_ROWS)
+        yield _together([*((order(each), each) for each in page), *here], join) if here else list(page)
+    for rest in pages_of(waiting, PAGE_ROWS):
+        yield [each for _, each in rest]
+
+
+def _together(placed: list[tuple[Any, T]], join: Callable[[T, T], T] | None) -> list[T]:
+    """The items in the order of their places."""
+    placed.sort(key=itemgetter(0))
+    if join is None:
+        return [each for _, each in placed]
+    items: list[T] = []
+    before: Any = None
+    for place, each in placed:
+        if items and place == before:
+            items[-1] = join(items[-1], each)
+        else:
+            items.append(each)
+        before = place
+    return items

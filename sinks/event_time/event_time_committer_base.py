@@ -114,9 +114,13 @@ class WatermarkedCommitter(KeyedCommitter):
         ``records``: how many records these rows represent; None: one each."""
         records = rows.num_rows if records is None else records
         self.late_records += records
-        subscribed = getattr(self._collector, "subscribed", None)
-        if subscribed is not None and not subscribed(stream) and self._attempt is not None:
+        if not self._is_subscribed(stream) and self._attempt is not None:
             _log.warning(
                 "event_time.late", bolt=self._component_id, stream=stream, records=records, txid=self._attempt.txid
             )
         self._collector.emit_arrow(rows, stream)
+
+    def _is_subscribed(self, stream: str) -> bool:
+        """Whether a bolt subscribes to the stream, as far as the collector knows."""
+        subscribed = getattr(self._collector, "subscribed", None)
+        return subscribed is None or bool(subscribed(stream))

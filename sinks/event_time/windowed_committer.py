@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,16 @@ from sinks.states import MapState
 _START, _END = "window_start", "window_end"
 _AT_START, _AT_END = "@start", "@end"
 _CORRECTION = "correction"
+
+
+class _Ended(NamedTuple):
+    """A window that ends in the transaction. ``held``: the state may have a row of it. ``came``:
+    the transaction has records for it."""
+
+    key: Key
+    values: Value
+    held: bool
+    came: bool
 
 
 class WindowedCommitter(AggregatingCommitter):
@@ -97,35 +107,67 @@ class WindowedCommitter(AggregatingCommitter):
         over_before = watermarks.before - self.allowed_lateness
         over_after = watermarks.after - self.allowed_lateness  # windows that end later are kept
         late = {key: each for key, each in came.items() if key[-1] <= over_before}
-        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
-        on_time = [key for key in came if key not in late]
-        changed: dict[Key, Value] = {}
-        for key, held in zip(on_time, self.state.multi_get(on_time), strict=True):
-            changed[key] = merge(nothing if held is None else _row(held), came[key].values)
-        closed = [(key, values) for key, values in changed.items() if key[-1] <= watermarks.after]
-        kept = {key: values for key, values in changed.items() if key[-1] > over_after}
-        self.state.multi_put(list(kept), [_bare(values) for values in kept.values()])
-        self.state.delete([key for key, _ in closed if key[-1] <= over_after])
         self._emit_folded(
             self._windows((key, each.values) for key, each in late.items()), sum(each.records for each in late.values())
         )
-        if (batch := self._batch(self._windows(changed.items()))) is not None:
-            self._collector.emit_arrow(batch, CHANGED_STREAM)
+        # What the state holds of these windows comes with the rows that are due.
+        ending = {key: each.values for key, each in came.items() if watermarks.before < key[-1] <= watermarks.after}
+        changed = self._changed({key: came[key].values for key in came if key not in late and key not in ending})
+        self._emit_changed(changed.items())
+        self._put((key, values) for key, values in changed.items() if key[-1] > over_after)
+        self.state.delete([key for key in changed if key[-1] <= over_after])
         # Windows that an earlier transaction has sent, and that were kept for late records until
         # now.
-        for page in self._unchanged(NEVER, min(watermarks.before, over_after), changed):
-            self.state.delete([key for key, _ in page])
+        for page in self.state.due(_END, NEVER, min(watermarks.before, over_after), self._mine):
+            self.state.delete([key for key, _ in page if key not in changed])
             self.state.write()
-        due = self._unchanged(watermarks.before, watermarks.after, changed)
-        for page in merged(due, closed, lambda each: by_time(each[0][-1], each[0])):
-            yield from self._closed(page, watermarks.before)
-            self.state.delete([key for key, _ in page if key[-1] <= over_after and key not in changed])
+        corrected = [(key, values) for key, values in changed.items() if key[-1] <= watermarks.before]
+        for ended in self._ended(ending, corrected, watermarks):
+            yield from self._closed([(each.key, each.values) for each in ended], watermarks.before)
+            came_now = [(each.key, each.values) for each in ended if each.came]
+            self._emit_changed(came_now)
+            self._put((key, values) for key, values in came_now if key[-1] > over_after)
+            gone = [each.key for each in ended if each.held and each.key[-1] <= over_after and each.key not in changed]
+            self.state.delete(gone)
             self.state.write()
 
-    def _unchanged(self, after: int, upto: int, changed: Mapping[Key, Value]) -> Iterator[list[tuple[Key, Value]]]:
-        """Pages of the windows that end in a range, and that the transaction does not change."""
-        for page in self.state.due(_END, after, upto, self._mine):
-            yield [each for each in page if each[0] not in changed]
+    def _changed(self, came: Mapping[Key, Value]) -> dict[Key, Value]:
+        """The windows with these records, and their values."""
+        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
+        held = self.state.multi_get(list(came))
+        return {
+            key: merge(nothing if before is None else _row(before), values)
+            for (key, values), before in zip(came.items(), held, strict=True)
+        }
+
+    def _ended(
+        self, ending: Mapping[Key, Value], corrected: Iterable[tuple[Key, Value]], watermarks: Watermarks
+    ) -> Iterator[list[_Ended]]:
+        """Pages of the windows that the transaction sends, in their order."""
+        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
+        # On a first attempt, nothing else has written in its transaction.
+        held = self._attempt is None or self._attempt.attempt_id != 1
+        own = [
+            *(_Ended(key, values, held=True, came=False) for key, values in corrected),
+            *(_Ended(key, merge(nothing, values), held, came=True) for key, values in ending.items()),
+        ]
+        due = (
+            [_Ended(key, values, held=True, came=False) for key, values in page]
+            for page in self.state.due(_END, watermarks.before, watermarks.after, self._mine)
+        )
+
+        def join(before: _Ended, now: _Ended) -> _Ended:
+            return _Ended(now.key, merge(before.values, ending[now.key]), held=True, came=True)
+
+        return merged(due, own, lambda each: by_time(each.key[-1], each.key), join)
+
+    def _put(self, windows: Iterable[tuple[Key, Value]]) -> None:
+        rows = dict(windows)
+        self.state.multi_put(list(rows), [_bare(values) for values in rows.values()])
+
+    def _emit_changed(self, windows: Iterable[tuple[Key, Value]]) -> None:
+        if self._is_subscribed(CHANGED_STREAM) and (batch := self._batch(self._windows(windows))) is not None:
+            self._collector.emit_arrow(batch, CHANGED_STREAM)
 
     def _closed(self, windows: Sequence[tuple[Key, Value]], before: int) -> Iterator[pa.RecordBatch]:
         batch = self._batch(self._windows(windows))

@@ -226,6 +226,10 @@ class MySqlTableBase(SqlTableBase):
             return value
         return plain(value, declared)
 
+    def _keeps(self, declared: pa.DataType) -> bool:
+        types = pa.types
+        return is_plain(declared) and not (types.is_integer(declared) or types.is_floating(declared))
+
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         return restored(value, declared)
 

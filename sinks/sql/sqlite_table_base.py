@@ -318,6 +318,9 @@ class SqliteTableBase(SqlTableBase):
             return [None if value is None else self._stored(value, kind) for value in values]
         return values
 
+    def _keeps(self, declared: pa.DataType) -> bool:
+        return is_plain(declared)
+
     def _loaded(self, value: Any, declared: pa.DataType) -> Any:
         return restored(value, declared)
 
