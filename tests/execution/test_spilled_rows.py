@@ -108,7 +108,9 @@ def test_without_a_folder_for_files_the_message_says_what_to_do(monkeypatch: pyt
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere/at/all"])
     monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", 0)
-    with pytest.raises(RetryableError, match=r"^rows: more come than fit in memory, and no folder .*set TMPDIR to another"):
+    with pytest.raises(
+        RetryableError, match=r"^rows: more come than fit in memory, and no folder .*set TMPDIR to another"
+    ):
         RowBuffer("rows: more come").append(page(0))
 
 

@@ -380,7 +380,9 @@ def test_windows_of_other_rows_do_not_share_a_watermark(tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     windows = more_orders(shop).window(tumbling("10 min"), on="at")
     for name, rows in (("all", windows), ("large", windows.filter("cents > 2")), ("x", windows.filter("shop = 'x'"))):
-        rows.group_by("shop").agg(n=count()).when_closed(name=name).append_into(parquet(tmp_path / name), name=f"{name}-out")
+        rows.group_by("shop").agg(n=count()).when_closed(name=name).append_into(
+            parquet(tmp_path / name), name=f"{name}-out"
+        )
     marks = [each.id for each in shop.build().components if "watermark" in each.id]
     assert marks == ["all-watermark", "large-watermark", "x-watermark"]
 
@@ -409,7 +411,9 @@ def test_windows_that_are_corrected_go_no_further_by_event_time(without: list[st
         lambda: rows.deduplicate("shop", within="1 h", on="window_end", name="d"),
     ]
     for make in wrong:
-        with pytest.raises(TopologyError, match=r"a window that is corrected would count twice: .*allowed_lateness out"):
+        with pytest.raises(
+            TopologyError, match=r"a window that is corrected would count twice: .*allowed_lateness out"
+        ):
             make()
 
 
