@@ -442,3 +442,80 @@ def test_what_is_no_closed_window_is_not_put_into_windows_by_itself(tmp_path: Pa
     for told, make in wrong.items():
         with pytest.raises(TopologyError, match=f"test_event_time.py:.*{told}"):
             make()
+
+
+def of_minutes(*rows: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"shop": shop, "cents": cents, "at": at(minute)} for shop, cents, minute in rows]
+
+
+#: Of two topics that are merged, and of a third one.
+MERGED = {
+    "sales": of_minutes(("x", 1, 0), ("x", 2, 3), ("y", 3, 8), ("y", 4, 40)),
+    "refunds": of_minutes(("x", 10, 1), ("y", 20, 4), ("y", 30, 41)),
+    "visits": of_minutes(("x", 100, 0), ("y", 200, 1), ("z", 300, 41)),
+}
+BY_TIME: dict[str, Any] = {"on": "shop", "times": "at", "within": "30 min", "name": "out"}
+
+
+def windows_of(rows: Stream, kind: Any) -> Stream:
+    return rows.window(kind, on="at").group_by("shop").agg(cents=sum_("cents")).when_closed(name="out", parallelism=2)
+
+
+#: Step -> what it makes of the merged topics and the third one, and its shops and cents.
+OF_MERGED: dict[str, tuple[Callable[[Stream, Stream], Stream], list[tuple[Any, ...]]]] = {
+    "windows": (lambda both, _: windows_of(both, tumbling("10 min")), [("x", 13), ("y", 23)]),
+    "sessions": (lambda both, _: windows_of(both, session("3 min")), [("x", 13), ("y", 20), ("y", 3)]),
+    "first rows": (
+        lambda both, _: both.deduplicate("shop", within="1 h", on="at", name="out"),
+        [("x", 1), ("y", 20)],
+    ),
+    "left of a join": (
+        lambda both, visits: both.join(visits, **BY_TIME).select("shop", cents="cents + cents_right"),
+        [("x", 101), ("x", 102), ("x", 110), ("y", 203), ("y", 220)],
+    ),
+    "right of a join": (
+        lambda both, visits: visits.join(both, **BY_TIME).select("shop", cents="cents + cents_right"),
+        [("x", 101), ("x", 102), ("x", 110), ("y", 203), ("y", 220)],
+    ),
+    "table of a time": (
+        lambda both, visits: visits.join(both.latest_by("shop"), **BY_TIME, how="left").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 1), ("y", None)],
+    ),
+    "rows of a time": (
+        lambda both, visits: both.join(visits.latest_by("shop"), **BY_TIME, how="left").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 100)] * 3 + [("y", 200)] * 2,
+    ),
+    "table of now": (
+        lambda both, visits: visits.join(both.latest_by("shop"), on="shop", name="out").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 10), ("y", 20)],
+    ),
+    "rows of now": (
+        lambda both, visits: both.join(visits.latest_by("shop"), on="shop", name="out").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 100)] * 3 + [("y", 200)] * 4,
+    ),
+}
+
+
+@pytest.mark.slow_for("filtered")
+@pytest.mark.parametrize("steps", ["none", "filtered"])
+@pytest.mark.parametrize("name", OF_MERGED)
+def test_steps_that_keep_a_state_take_merged_topics(name: str, steps: str, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    value = Json(shop=str, cents=int, at=datetime.datetime)
+    sales = shop.read_kafka("sales", value=value, bootstrap_servers=BROKER)
+    refunds, visits = (shop.read_kafka(topic, value=value) for topic in ("refunds", "visits"))
+    # The topics come with other columns: those of the file are not those of the step.
+    sales.append_into(parquet(tmp_path / "sales"), name="all-sales")
+    both = sales.merge(refunds if steps == "none" else refunds.filter("cents > 0"))
+    make, expected = OF_MERGED[name]
+    make(both, visits).append_into(parquet(tmp_path / "out"), name="rows")
+    found = [(row["shop"], row["cents"]) for row in shop.test(MERGED, take=3, faults=[replay(2)])["rows"]]
+    assert sorted(found, key=repr) == sorted(expected, key=repr)
