@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import TopologyError
 from framework.operators.count_windows import CountWindow
 from framework.topology import (
     Fields,
