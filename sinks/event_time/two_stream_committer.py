@@ -58,10 +58,10 @@ class PairCommitter(WatermarkedCommitter):
             check_times(component_id, on, side.fields.type_of(on), self.unit)
             found.append((side, its))
         (left, lefts), (right, rights) = found
-        other = next((each for each in records if each not in lefts and each not in rights), None)
-        if other is not None:
+        neither = next((each for each in records if each not in [*lefts, *rights]), None)
+        if neither is not None:
             raise TopologyError(
-                f"committer {component_id!r}: {other.component_id!r} must have one of the fields {self._on[0]!r} and "
+                f"committer {component_id!r}: {neither.component_id!r} must have one of the fields {self._on[0]!r} and "
                 f"{self._on[1]!r}, which tell its streams apart"
             )
         self._sides = JoinInputs(component_id, self.key, left, right)
