@@ -46,11 +46,11 @@ class SpillFile:
                 self._file = tempfile.TemporaryFile(prefix="ratchet-rows-", buffering=0)  # noqa: SIM115 - __del__ closes it
             left = memoryview(content)
             while left:
-                left = left[self._file.write(left) :]
+                left = left[os.pwrite(self._file.fileno(), left, self.end + len(content) - len(left)) :]
         except OSError as error:
             raise RetryableError(
-                f"{self._what} than fit in memory, and {tempfile.gettempdir()} does not take them ({error}); free some space "
-                "there, or set TMPDIR to another folder"
+                f"{self._what} than fit in memory, and {tempfile.tempdir or 'no folder'} does not take them ({error}); free "
+                "some space there, or set TMPDIR to another folder"
             ) from error
         start, self.end = self.end, self.end + len(content)
         return start
@@ -60,7 +60,7 @@ class SpillFile:
         try:
             return os.pread(self._file.fileno(), length, offset)
         except OSError as error:
-            raise RetryableError(f"{tempfile.gettempdir()} does not return rows that wait there: {error}") from error
+            raise RetryableError(f"{tempfile.tempdir} does not return rows that wait there: {error}") from error
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -99,7 +99,8 @@ class Spill:
         if isinstance(payload, SpilledBatch):
             return payload
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        if self._bytes + size <= MEMORY_BYTES:
+        # Once rows are in the file, a few of a large batch would keep all of it in memory.
+        if self._file is None and self._bytes + size <= MEMORY_BYTES:
             self._bytes += size
             return payload
         if self._file is None:

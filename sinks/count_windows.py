@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import TopologyError
 from framework.operators.count_windows import CountWindow
 from framework.topology import (
     Fields,
@@ -20,7 +19,7 @@ from framework.topology import (
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_merger
 from sinks.backend import Key, Value
-from sinks.keyed_committer import KeyedCommitter
+from sinks.keyed_committer import KeyedCommitter, one_stream
 from sinks.state_committer import Fold
 from sinks.states import MapState
 
@@ -65,15 +64,16 @@ class CountWindowCommitter(KeyedCommitter):
     # --- on the driver ----------------------------------------------------------------------------
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
-        if len(inputs) != 1:
-            raise TopologyError(f"committer {component_id!r} needs one stream of records")
-        (source,) = inputs
-        source.require(component_id, (*self.key, *input_fields(self.aggregates)))
+        source = one_stream(component_id, inputs, self._needed())
         self._bind_keyed(component_id, inputs, parallelism)
         types = {name: source.fields.type_of(name) for name in self.key}
         totals = output_types(self.aggregates, source.fields)
         self._partial = Fields.of({**types, _AT_PART: pa.int64(), **totals})
         self.state.bind(Fields.of({**types, _PART: pa.int64()}), Fields.of({_COUNT: pa.int64(), **totals}))
+
+    def _needed(self) -> list[str]:
+        """The fields of a record."""
+        return list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
 
     def state_settings(self) -> Mapping[str, Any]:
         return {"count": self.window.length, "step": self.window.every, "key": list(self.key)}
@@ -115,7 +115,7 @@ class CountWindowCommitter(KeyedCommitter):
         return [pa.RecordBatch.from_arrays(columns, schema=schema)]
 
     def _commit(self, batches: Sequence[pa.RecordBatch], partial: Fields) -> list[Value]:
-        rows = pa.Table.from_batches(batches)
+        rows = pa.concat_tables(pa.Table.from_batches([each]).select(self._needed()) for each in batches)
         keys = self._keys(rows)
         distinct = list(dict.fromkeys(keys))
         held = self.state.multi_get([(*key, _COUNTER) for key in distinct])
@@ -159,8 +159,7 @@ class CountWindowCommitter(KeyedCommitter):
     def _folded(self, rows: pa.Table, parts: Sequence[int], partial: Fields) -> dict[Key, Value]:
         key, schema = (*self.key, _AT_PART), partial.schema()
         fold = Fold(self._component_id, key, self.aggregates, schema, partial_input=False)
-        names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
-        for batch in rows.select(names).append_column(_AT_PART, pa.array(parts, pa.int64())).to_batches():
+        for batch in rows.append_column(_AT_PART, pa.array(parts, pa.int64())).to_batches():
             fold.add(batch)
         folded = fold.finish()
         if folded is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -80,6 +80,28 @@ class KeyedCommitter(ArrowBolt, Committer):
             if target == task:
                 own.update(part.column("#").to_pylist())
         return [number in own for number in range(len(keys))]
+
+
+def one_stream(component_id: str, inputs: Sequence[Input], needed: Iterable[str] | None = None) -> Input:
+    """The input that stands for all of these, whose records are those of one stream, as after a
+    merge. ``needed``: the fields that the committer takes; None: all. Raises ``TopologyError``
+    where one lacks such a field, or the inputs differ in them or in their groupings."""
+    names = list(dict.fromkeys(needed)) if needed is not None else None
+    first = inputs[0]
+    for each in inputs:
+        each.require(component_id, names or ())
+        if each.grouping != first.grouping:
+            raise TopologyError(
+                f"committer {component_id!r}: group its streams by the same fields, in the same order ({first.component_id!r} "
+                f"and {each.component_id!r} differ)"
+            )
+        its, others = (one.fields if names is None else one.fields.select(names) for one in (first, each))
+        if its != others:
+            raise TopologyError(
+                f"committer {component_id!r} takes {first.component_id!r} and {each.component_id!r} as one stream, and they differ "
+                f"({its}; {others}): give them the same fields, in the same order"
+            )
+    return first
 
 
 def opaque(committer: str, state: MapState) -> MapState:

@@ -15,7 +15,7 @@ from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.join_inputs import LEFT, RIGHT, JoinInputs
-from sinks.keyed_committer import KeyedCommitter
+from sinks.keyed_committer import KeyedCommitter, one_stream
 from sinks.states import MapState
 
 _VALUE = Fields(row=str, forget_at=int)
@@ -67,14 +67,14 @@ class TableJoiningCommitter(KeyedCommitter):
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         tables = [each for each in inputs if self.table in each.fields]
-        if len(inputs) != 2 or len(tables) != 1:
+        rows = [each for each in inputs if each not in tables]
+        if not tables or not rows:
             raise TopologyError(
                 f"committer {component_id!r} needs two streams: one with the field {self.table!r}, which is the table, and "
                 "one without; rename fields upstream"
             )
-        (right,) = tables
-        left = next(each for each in inputs if each is not right)
-        self._bind_keyed(component_id, [left, right], parallelism)
+        left, right = one_stream(component_id, rows), one_stream(component_id, tables)
+        self._bind_keyed(component_id, [*rows, *tables], parallelism)
         right.require(component_id, [each for each in (self.sequence_by, self.deleted) if each is not None])
         if self.deleted is not None and right.fields.type_of(self.deleted) != pa.bool_():
             raise TopologyError(

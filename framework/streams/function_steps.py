@@ -47,6 +47,9 @@ class FunctionFilter(Step):
     def needs(self, wanted: Columns) -> Columns:
         return frozenset(self.schema.names)
 
+    def leaves(self, column: str) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallingStep(Step):

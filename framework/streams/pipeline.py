@@ -15,6 +15,7 @@ from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.hidden_columns import PLACE, TIMESTAMP, check_new_names, hidden_of, visible, with_carried
 from framework.streams.plan import (
+    BeforeWindows,
     Node,
     Placed,
     Read,
@@ -23,7 +24,7 @@ from framework.streams.plan import (
     carried_in,
     carries_tombstones,
     check_sequence,
-    closed_in,
+    closed_once,
     emitter_of,
     name_of,
     sides_of,
@@ -60,6 +61,8 @@ class Pipeline(TopologyMaker):
         self._sources: list[Read] = []
         self._placed: list[Placed] = []
         self._watermarks: dict[tuple[Node, str, Duration], tuple[WatermarkBounds, Placed]] = {}
+        #: Rows after a step that follows windows -> the same before the windows, as far as known.
+        self.before_windows: dict[Node, BeforeWindows | None] = {}
         self._builder: TransactionalTopologyBuilder | None = None
         self._settings: dict[str, Any] = {}
         self._lacking: list[TopologyError] = []
@@ -297,7 +300,7 @@ class Pipeline(TopologyMaker):
         """The watermark that closed windows have in common, each with its time. It goes by the rows
         that the windows are of, and passes the end of a window in the transaction that sends it.
         None for other rows."""
-        closed = [each for node, time in rows if (each := closed_in(node, time)) is not None]
+        closed = [each for node, time in rows if (each := closed_once(call, node, time)) is not None]
         found = {each.watermark for each in closed}
         if len(closed) < len(rows) or len(found) > 1:
             return None

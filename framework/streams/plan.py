@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TypeAlias, Union
+from typing import NamedTuple, TypeAlias, Union
 
 import polars as pl
 import pyarrow as pa
@@ -34,7 +34,17 @@ from framework.streams.call_site import Call
 from framework.streams.hidden_columns import CARRIED, with_carried
 from framework.streams.polars_expressions import tests_not_null
 from framework.streams.ports import EarlyFilter, Reading
-from framework.streams.stateless_steps import WINDOW_TIME, ClosedTime, Columns, Compute, Filter, Step
+from framework.streams.stateless_steps import (
+    CORRECTION,
+    WINDOW_END,
+    WINDOW_TIME,
+    ClosedTime,
+    Columns,
+    Compute,
+    Filter,
+    Step,
+    Windows,
+)
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.topology import DEFAULT_STREAM, TOMBSTONE, Bolt, Grouping, TransactionalTopologyBuilder
 from framework.topology.planning_time_stream import CLOCK_STREAM
@@ -156,6 +166,18 @@ class _Output:
         return self.carried.union(*(each.needs for each in self.takers))
 
 
+class BeforeWindows(NamedTuple):
+    """Rows before they were put into windows.
+
+    * ``rows``: after the steps that follow ``windows``.
+    * ``timed``: after the last of these that leaves out rows. They have the same event time, so
+      that what aggregates compute makes no other watermark."""
+
+    rows: Node
+    timed: Node
+    windows: Windows
+
+
 def closed_in(node: Node, column: str) -> Placed | None:
     """The bolt whose closed windows these rows are, if ``column`` is the end of each of them, or
     their ``WINDOW_TIME``."""
@@ -163,14 +185,21 @@ def closed_in(node: Node, column: str) -> Placed | None:
         step = node.step
         if isinstance(step, ClosedTime) and column == WINDOW_TIME:
             column = step.columns[column].meta.root_names()[0]
-        elif isinstance(step, Compute):
-            made = step.columns.get(column)
-            if not (step.keeps if made is None else made.meta.eq(pl.col(column))):
-                return None
-        elif not isinstance(step, Filter):
+        elif not step.leaves(column):
             return None
         node = node.above
     return node if isinstance(node, Placed) and node.closes == column else None
+
+
+def closed_once(call: Call, node: Node, column: str) -> Placed | None:
+    """As ``closed_in``. Raises ``TopologyError`` for windows that are sent again when they are
+    corrected: that would come too late, or count twice."""
+    found = closed_in(node, column)
+    if found is not None and found.closes == WINDOW_END and CORRECTION in found.schema.names:
+        raise call.mistake(
+            f"a window that is corrected would count twice: leave allowed_lateness out of {found.call}, whose windows these are"
+        )
+    return found
 
 
 def builder_of(

@@ -74,6 +74,11 @@ class Step(ABC):
         """The step without outputs that are not wanted."""
         return self
 
+    def leaves(self, column: str) -> bool:
+        """Whether each row is one of the rows before the step, with the same value in this
+        column."""
+        return False
+
     # --- tombstones: see framework.streams.tombstones ---------------------------------------------
 
     def known(self, known: Columns, above: pa.Schema) -> Columns:
@@ -102,6 +107,9 @@ class Filter(Step):
 
     def needs(self, wanted: Columns) -> Columns:
         return wanted | set(self.condition.meta.root_names())
+
+    def leaves(self, column: str) -> bool:
+        return True
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
         if self.needs(frozenset()) <= known:
@@ -134,6 +142,10 @@ class Compute(Step):
 
     def narrowed(self, wanted: Columns) -> Step:
         return replace(self, columns={name: each for name, each in self.columns.items() if name in wanted})
+
+    def leaves(self, column: str) -> bool:
+        made = self.columns.get(column)
+        return self.keeps if made is None else made.meta.eq(pl.col(column))
 
     def known(self, known: Columns, above: pa.Schema) -> Columns:
         made = {name for name, each in self.columns.items() if set(each.meta.root_names()) <= known}

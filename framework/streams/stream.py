@@ -30,7 +30,7 @@ from framework.streams.hidden_columns import (
     is_hidden,
 )
 from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_in, ways_to
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_once, ways_to
 from framework.streams.polars_expressions import (
     Expression,
     check_names,
@@ -44,7 +44,6 @@ from framework.streams.polars_expressions import (
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select_parser import select_of
 from framework.streams.stateless_steps import (
-    CORRECTION,
     MOMENT,
     SESSION_END,
     WINDOW_END,
@@ -921,13 +920,10 @@ class Stream:
 
     def _closed(self, call: Call) -> Stream | None:
         """The rows with ``WINDOW_TIME`` where they are closed windows; None where they are not."""
-        end = next((each for each in (WINDOW_END, SESSION_END) if closed_in(self._node, each) is not None), None)
+        ends = (WINDOW_END, SESSION_END)
+        end = next((each for each in ends if closed_once(call, self._node, each) is not None), None)
         if end is None:
             return None
-        if CORRECTION in self.schema.names:
-            raise call.mistake(
-                "a window that is corrected would count twice: leave allowed_lateness out where the first windows close"
-            )
         if WINDOW_TIME in self.schema.names:
             raise call.mistake(f"there is a column {WINDOW_TIME!r} already: rename it")
         return self._after(ClosedTime.of(call, self.schema, end))

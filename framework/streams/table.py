@@ -18,7 +18,7 @@ from framework.operators.watermarks import CHANGED_STREAM
 from framework.streams.argument_checks import checks_arguments
 from framework.streams.call_site import Call, called, without_none
 from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
-from framework.streams.plan import Node, Placed, SideOutput, Stepped, name_of, ways_to
+from framework.streams.plan import BeforeWindows, Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
 from framework.streams.stateless_steps import SESSION_END, WINDOW_END, WINDOW_START, Compute, Filter, Windows
@@ -184,11 +184,11 @@ class AggregatesTable(Table):
             if made_with != options:
                 raise call.mistake(f"{placed.call} has other options: give both the same")
             return placed
-        found = _before_windows(self._stream._node)
+        pipeline = self._stream._pipeline
+        found = _before_windows(self._stream._node, pipeline.before_windows)
         if found is None:
             raise call.mistake("only windows close, and the steps after them must not use their start and end")
-        node, windows = found
-        pipeline = self._stream._pipeline
+        node, windows = found.rows, found.windows
         key = tuple(each for each in self._key if each != WINDOW_START)
         if not key:
             raise call.mistake("group by at least one column besides the window")
@@ -210,7 +210,7 @@ class AggregatesTable(Table):
                 )
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-        watermark = pipeline.watermark(call, name, node, on=windows.on, bounds=windows.bounds)
+        watermark = pipeline.watermark(call, name, found.timed, on=windows.on, bounds=windows.bounds)
         uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
         placed = self._stream._of(node)._component(
             call,
@@ -313,23 +313,27 @@ class NewestTable(Table):
             self._stream._pipeline.check_sequence(self._call, self._stream._node, self._key, self._sequence_by)
 
 
-def _before_windows(node: Node) -> tuple[Node, Windows] | None:
-    """The rows before they were put into windows, with the steps after that; None where there are
-    no windows, or where those steps use their start or end, or leave out columns."""
-    if not isinstance(node, Stepped):
-        return None
+def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> BeforeWindows | None:
+    """The rows before they were put into windows; None where there are no windows, or where the
+    steps after them use their start or end, or leave out columns. ``known``: those of other
+    nodes, so that the same rows are one node."""
+    if node in known or not isinstance(node, Stepped):
+        return known.get(node)
     step = node.step
     if isinstance(step, Windows):
-        return node.above, step
-    found = _before_windows(node.above)
-    own = {WINDOW_START, WINDOW_END}
+        return BeforeWindows(node.above, node.above, step)
+    found = _before_windows(node.above, known)
+    known[node] = None
     if found is None or not (isinstance(step, Filter) or (isinstance(step, Compute) and step.keeps)):
         return None
+    own, on = {WINDOW_START, WINDOW_END}, found.windows.on
     made = frozenset(step.columns) if isinstance(step, Compute) else frozenset()
-    if own & (step.needs(made) | made) or found[1].on in made:
+    if own & (step.needs(made) | made) or on in made:
         return None
     schema = pa.schema([each for each in step.schema if each.name not in own])
-    return Stepped(found[0], dataclasses.replace(step, schema=schema)), found[1]
+    rows = Stepped(found.rows, dataclasses.replace(step, schema=schema))
+    known[node] = BeforeWindows(rows, rows if isinstance(step, Filter) else found.timed, found.windows)
+    return known[node]
 
 
 def of_target(call: Call, note: Callable[[Target], None], target: object, make: Callable[[Any], Bolt]) -> Bolt:

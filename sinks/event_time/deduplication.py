@@ -13,6 +13,7 @@ from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
 from sinks.backend import Key
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
+from sinks.keyed_committer import one_stream
 from sinks.states import MapState
 
 _UNTIL = "until"
@@ -46,7 +47,7 @@ class DeduplicatingCommitter(WatermarkedCommitter):
         self._batches: list[pa.RecordBatch] = []
 
     def _bind_records(self, *records: Input) -> None:
-        (source,) = records
+        source = one_stream(self._component_id, records)
         source.require(self._component_id, (self.on,))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         self.state.bind(source.fields.select(self.key), Fields(until=int))

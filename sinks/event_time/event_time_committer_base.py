@@ -38,9 +38,6 @@ class Watermarks(NamedTuple):
 class WatermarkedCommitter(KeyedCommitter):
     """Keeps rows per key in an opaque state, and gets the watermark in each transaction."""
 
-    #: The number of streams of records.
-    _streams = 1
-
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
         self._watermarks: Watermarks | None = None
@@ -49,11 +46,10 @@ class WatermarkedCommitter(KeyedCommitter):
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         records = [each for each in inputs if list(each.fields) != _WATERMARK_COLUMNS]
-        if len(inputs) - len(records) != 1 or len(records) != self._streams:
-            streams = "one stream" if self._streams == 1 else "two streams"
+        if len(inputs) - len(records) != 1 or not records:
             raise TopologyError(
-                f"committer {component_id!r} needs {streams} of records and one watermark: subscribe it to the records, and "
-                "with all_grouping to a WatermarkCommitter"
+                f"committer {component_id!r} needs records and one watermark: subscribe it to the records, and with "
+                "all_grouping to a WatermarkCommitter"
             )
         (watermark,) = (each for each in inputs if list(each.fields) == _WATERMARK_COLUMNS)
         if parallelism > 1 and not isinstance(watermark.grouping, AllGrouping):
@@ -66,7 +62,7 @@ class WatermarkedCommitter(KeyedCommitter):
 
     @abstractmethod
     def _bind_records(self, *records: Input) -> None:
-        """Check the fields of the records, and bind the state."""
+        """Check the fields of the records, and bind the state. Several inputs may be one stream."""
 
     @abstractmethod
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None: ...

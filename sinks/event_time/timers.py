@@ -19,6 +19,7 @@ from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
 from sinks.external_row_sorter import merged
+from sinks.keyed_committer import one_stream
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns
 
@@ -117,7 +118,7 @@ class TimerCommitter(WatermarkedCommitter):
     # --- on the driver ----------------------------------------------------------------------------
 
     def _bind_records(self, *records: Input) -> None:
-        (source,) = records
+        source = one_stream(self._component_id, records)
         source.require(self._component_id, (self.on,))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         untyped = [name for name in source.fields if source.fields.type_of(name) is None]

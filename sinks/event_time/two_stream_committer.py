@@ -15,6 +15,7 @@ from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
 from sinks.join_inputs import JoinInputs
+from sinks.keyed_committer import one_stream
 from sinks.states import MapState
 
 #: Records behind the watermark, of each side.
@@ -34,8 +35,6 @@ class Came(NamedTuple):
 class PairCommitter(WatermarkedCommitter):
     """Has a left and a right stream with the same key, distinguished by their event time fields."""
 
-    _streams = 2
-
     def __init__(self, state: MapState, *, key: Sequence[str], left: str, right: str, unit: str) -> None:
         super().__init__(state, key)
         self.unit = unit
@@ -50,14 +49,21 @@ class PairCommitter(WatermarkedCommitter):
         found = []
         for on, other in (self._on, self._on[::-1]):
             its = [each for each in records if on in each.fields and other not in each.fields]
-            if len(its) != 1:
+            if not its:
                 raise TopologyError(
                     f"committer {component_id!r}: one of its streams must have the field {on!r} and not {other!r}; rename "
                     "fields upstream"
                 )
-            check_times(component_id, on, its[0].fields.type_of(on), self.unit)
-            found.append(its[0])
-        left, right = found
+            side = one_stream(component_id, its)
+            check_times(component_id, on, side.fields.type_of(on), self.unit)
+            found.append((side, its))
+        (left, lefts), (right, rights) = found
+        neither = next((each for each in records if each not in [*lefts, *rights]), None)
+        if neither is not None:
+            raise TopologyError(
+                f"committer {component_id!r}: {neither.component_id!r} must have one of the fields {self._on[0]!r} and "
+                f"{self._on[1]!r}, which tell its streams apart"
+            )
         self._sides = JoinInputs(component_id, self.key, left, right)
         self._bind_state(left)
 

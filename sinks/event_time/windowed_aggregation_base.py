@@ -18,6 +18,7 @@ from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS, Passing
+from sinks.keyed_committer import one_stream
 from sinks.state_committer import Fold
 from sinks.states import MapState
 
@@ -79,8 +80,7 @@ class AggregatingCommitter(WatermarkedCommitter):
     # --- on the driver ----------------------------------------------------------------------------
 
     def _bind_records(self, *records: Input) -> None:
-        (source,) = records
-        source.require(self._component_id, (self.on, *input_fields(self.aggregates)))
+        source = one_stream(self._component_id, records, (*self.key, self.on, *input_fields(self.aggregates)))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         types = {name: source.fields.type_of(name) for name in self.key}
         types |= dict.fromkeys((*self._parts, _RECORDS, *self._times), pa.int64())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sqlite3
 import tempfile
@@ -24,7 +25,8 @@ from framework import (
     arrow_spill,
     submit,
 )
-from framework.arrow_spill import RowBuffer
+from framework.arrow_spill import RowBuffer, SpillFile
+from framework.errors import RetryableError
 from framework.transactions import MemoryStore
 from sinks import (
     AppendCommitter,
@@ -69,6 +71,47 @@ def test_rows_come_out_in_order_and_again_and_through_pickle(monkeypatch: pytest
 def test_few_rows_make_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_spill.tempfile, "TemporaryFile", None)
     assert not RowBuffer("rows: more come", [page(0), page(1)]).spilled
+
+
+def test_few_rows_of_large_batches_do_not_keep_these_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 1 << 20
+    monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", 5 * size // 2)
+    before = pa.total_allocated_bytes()
+    buffer = RowBuffer("rows: more come")
+    for _ in range(20):
+        whole = pa.record_batch([pa.array(list(range(size // 8)), pa.int64())], names=["id"])
+        buffer.append(whole.slice(10))  # most rows of a batch go to one task, and few to another
+        buffer.append(whole.slice(0, 10))
+    del whole
+    assert pa.total_allocated_bytes() - before < 4 * size
+    assert [each.num_rows for each in buffer] == [size // 8 - 10, 10] * 20
+
+
+def test_an_interrupted_write_leaves_what_is_written_later_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, write, calls = SpillFile("rows: more come"), os.pwrite, []
+
+    def full_at_third(number: int, content: memoryview, at: int) -> int:
+        calls.append(at)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return write(number, content[:3], at)
+
+    monkeypatch.setattr(os, "pwrite", full_at_third)
+    first = file.append(b"abc")
+    with pytest.raises(RetryableError, match="No space left on device"):
+        file.append(b"defghi")
+    later = file.append(b"jklmno")
+    assert file.read(first, 3) + file.read(later, 6) == b"abcjklmno" and file.end == 9
+
+
+def test_without_a_folder_for_files_the_message_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere/at/all"])
+    monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", 0)
+    with pytest.raises(
+        RetryableError, match=r"^rows: more come than fit in memory, and no folder .*set TMPDIR to another"
+    ):
+        RowBuffer("rows: more come").append(page(0))
 
 
 class Falling(ArrowBolt, Committer):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework import Fields, Topology, TransactionalTopologyBuilder
+from framework import BaseBasicBolt, Fields, OutputFieldsDeclarer, Topology, TransactionalTopologyBuilder
 from framework.errors import ConfigError, TopologyError
 from framework.testing import run_on
 from sinks import Count, CountWindowCommitter, First, MemoryBackend, OpaqueMapState, Sum, TransactionalMapState
@@ -48,6 +48,41 @@ def test_a_window_is_sent_with_its_last_record(take: int) -> None:
         ("b", -1, 1),
         ("b", 0, 0),
     ]
+
+
+class Same(BaseBasicBolt):
+    deterministic = True
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        collector.emit([tup[name] if name in ("shop", "cents") else "more" for name in self.fields])
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(self.fields)
+
+
+def of_two_streams(one: Fields, other: Fields, grouping: str = "shop") -> Topology:
+    builder = TransactionalTopologyBuilder("counted", "orders", OpaqueMemoryTransactionalSpout({0: []}, ROW, 10))
+    windows = CountWindowCommitter(OpaqueMapState(MemoryBackend()), 2, key=["shop"], aggregates={"n": Sum("cents")})
+    declarer = builder.set_bolt("windows", windows)
+    for name, fields, by in (("one", one, "shop"), ("other", other, grouping)):
+        builder.set_bolt(name, Same(fields)).shuffle_grouping("orders")
+        declarer.fields_grouping(name, Fields(by))
+    return builder.build()
+
+
+def test_several_streams_are_one_if_they_have_the_fields_that_it_takes() -> None:
+    done = run_on(of_two_streams(ROW, Fields(cents=int, more=str, shop=str)), [["a", 1], ["a", 5]], take=1)
+    assert sent(done) == [("a", 0, 2, 2), ("a", 2, 4, 10)]
+    for other, grouping, told in (
+        (Fields(shop=str, cents=float), "shop", "takes 'one' and 'other' as one stream, and they differ"),
+        (Fields(shop=str), "shop", "needs field 'cents', which 'other' does not emit"),
+        (ROW, "cents", "group its streams by the same fields, in the same order"),
+    ):
+        with pytest.raises(TopologyError, match=told):
+            of_two_streams(ROW, other, grouping)
 
 
 def test_windows_that_cannot_be_are_refused() -> None:

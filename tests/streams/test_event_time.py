@@ -294,7 +294,8 @@ def more_orders(shop: Pipeline) -> Stream:
 
 
 def starts(rows: Iterable[Mapping[str, Any]], *columns: str) -> list[Any]:
-    return sorted((row["shop"], row["window_start"].minute, *(row[each] for each in columns)) for row in rows)
+    found = ((row["shop"], row["window_start"].minute, *(row[each] for each in columns)) for row in rows)
+    return sorted(found, key=lambda each: each[:2])
 
 
 @pytest.mark.slow_for("3", "1-none", "1000-replay")
@@ -353,6 +354,69 @@ def test_closed_windows_of_one_watermark_are_joined_by_their_ends(take: int, tmp
     assert found == {("x", 0): (12, 1), ("x", 20): (4, 1), ("y", 0): (5, 1)} and len(tables["out"]) == 3
 
 
+@pytest.mark.parametrize(
+    "keys", [("shop", "shop"), ("shop", "upper(shop)")], ids=["the-same-key", "a-key-of-an-expression"]
+)
+def test_aggregates_of_the_same_windows_share_a_watermark_whatever_they_compute(
+    keys: tuple[str, str], tmp_path: Path
+) -> None:
+    shop = pipeline_in(tmp_path)
+    windows = more_orders(shop).window(tumbling("10 min"), on="at", late="1 min").filter("cents > 0")
+    sums, counts = (
+        windows.group_by(shop=key).agg(total=aggregate).when_closed(name=name)
+        for name, key, aggregate in zip(("sums", "counts"), keys, (sum_("cents * 2"), sum_("cents > 2")), strict=True)
+    )
+    joined = sums.join(counts, on=["shop", "window_start"], times="window_end", within=0, how="outer", name="both")
+    joined.append_into(parquet(tmp_path / "out"), name="out")
+    assert [each.id for each in shop.build().components if "watermark" in each.id] == ["sums-watermark"]
+    found = shop.test({"orders": MORE}, take=1)["out"]
+    both = [("x", 0, 24, 1), ("x", 20, 8, 1), ("y", 0, 10, 1)]
+    alone = [each for k, start, *n in both for each in ((k, start, n[0], None), (k.upper(), start, None, n[1]))]
+    expected = both if keys[0] == keys[1] else alone
+    assert starts(found, "total", "total_right") == sorted(expected, key=lambda each: each[:2])
+
+
+def test_windows_of_other_rows_do_not_share_a_watermark(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    windows = more_orders(shop).window(tumbling("10 min"), on="at")
+    for name, rows in (("all", windows), ("large", windows.filter("cents > 2")), ("x", windows.filter("shop = 'x'"))):
+        rows.group_by("shop").agg(n=count()).when_closed(name=name).append_into(
+            parquet(tmp_path / name), name=f"{name}-out"
+        )
+    marks = [each.id for each in shop.build().components if "watermark" in each.id]
+    assert marks == ["all-watermark", "large-watermark", "x-watermark"]
+
+
+def test_a_python_filter_keeps_closed_windows_what_they_are(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    first = more_orders(shop).window(tumbling("2 min"), on="at").group_by("shop").agg(cents=sum_("cents"))
+    large = first.when_closed(name="first").filter(lambda row: row["cents"] > 1, deterministic=True)
+    large.window(tumbling("10 min")).group_by("shop").agg(n=count()).when_closed(name="tens")
+    assert starts(shop.test({"orders": MORE})["tens"], "n") == [("x", 0, 2), ("x", 20, 1), ("y", 0, 1)]
+
+
+@pytest.mark.parametrize("without", [["correction"], []], ids=["dropped", "kept"])
+def test_windows_that_are_corrected_go_no_further_by_event_time(without: list[str], tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    windows = more_orders(shop).window(tumbling("5 min"), on="at")
+    corrected = windows.group_by("shop").agg(cents=sum_("cents")).when_closed(name="corrected", allowed_lateness="1 h")
+    rows = corrected.drop(*without) if without else corrected.filter("cents > 0")
+    sums = windows.group_by("shop").agg(n=count()).when_closed(name="sums")
+    by_end: dict[str, Any] = {"on": "shop", "times": "window_end", "within": "1 s", "name": "j"}
+    wrong: list[Callable[[], Any]] = [
+        lambda: rows.window(tumbling("1 h")),
+        lambda: rows.join(sums, **by_end),
+        lambda: sums.join(rows, **by_end),
+        lambda: sums.join(rows.latest_by("shop"), **by_end),
+        lambda: rows.deduplicate("shop", within="1 h", on="window_end", name="d"),
+    ]
+    for make in wrong:
+        with pytest.raises(
+            TopologyError, match=r"a window that is corrected would count twice: .*allowed_lateness out"
+        ):
+            make()
+
+
 def test_what_is_no_closed_window_is_not_put_into_windows_by_itself(tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     order = Json(shop=str, cents=int, at=datetime.datetime)
@@ -378,3 +442,80 @@ def test_what_is_no_closed_window_is_not_put_into_windows_by_itself(tmp_path: Pa
     for told, make in wrong.items():
         with pytest.raises(TopologyError, match=f"test_event_time.py:.*{told}"):
             make()
+
+
+def of_minutes(*rows: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"shop": shop, "cents": cents, "at": at(minute)} for shop, cents, minute in rows]
+
+
+#: Of two topics that are merged, and of a third one.
+MERGED = {
+    "sales": of_minutes(("x", 1, 0), ("x", 2, 3), ("y", 3, 8), ("y", 4, 40)),
+    "refunds": of_minutes(("x", 10, 1), ("y", 20, 4), ("y", 30, 41)),
+    "visits": of_minutes(("x", 100, 0), ("y", 200, 1), ("z", 300, 41)),
+}
+BY_TIME: dict[str, Any] = {"on": "shop", "times": "at", "within": "30 min", "name": "out"}
+
+
+def windows_of(rows: Stream, kind: Any) -> Stream:
+    return rows.window(kind, on="at").group_by("shop").agg(cents=sum_("cents")).when_closed(name="out", parallelism=2)
+
+
+#: Step -> what it makes of the merged topics and the third one, and its shops and cents.
+OF_MERGED: dict[str, tuple[Callable[[Stream, Stream], Stream], list[tuple[Any, ...]]]] = {
+    "windows": (lambda both, _: windows_of(both, tumbling("10 min")), [("x", 13), ("y", 23)]),
+    "sessions": (lambda both, _: windows_of(both, session("3 min")), [("x", 13), ("y", 20), ("y", 3)]),
+    "first rows": (
+        lambda both, _: both.deduplicate("shop", within="1 h", on="at", name="out"),
+        [("x", 1), ("y", 20)],
+    ),
+    "left of a join": (
+        lambda both, visits: both.join(visits, **BY_TIME).select("shop", cents="cents + cents_right"),
+        [("x", 101), ("x", 102), ("x", 110), ("y", 203), ("y", 220)],
+    ),
+    "right of a join": (
+        lambda both, visits: visits.join(both, **BY_TIME).select("shop", cents="cents + cents_right"),
+        [("x", 101), ("x", 102), ("x", 110), ("y", 203), ("y", 220)],
+    ),
+    "table of a time": (
+        lambda both, visits: visits.join(both.latest_by("shop"), **BY_TIME, how="left").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 1), ("y", None)],
+    ),
+    "rows of a time": (
+        lambda both, visits: both.join(visits.latest_by("shop"), **BY_TIME, how="left").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 100)] * 3 + [("y", 200)] * 2,
+    ),
+    "table of now": (
+        lambda both, visits: visits.join(both.latest_by("shop"), on="shop", name="out").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 10), ("y", 20)],
+    ),
+    "rows of now": (
+        lambda both, visits: both.join(visits.latest_by("shop"), on="shop", name="out").select(
+            "shop", cents="cents_right"
+        ),
+        [("x", 100)] * 3 + [("y", 200)] * 4,
+    ),
+}
+
+
+@pytest.mark.slow_for("filtered")
+@pytest.mark.parametrize("steps", ["none", "filtered"])
+@pytest.mark.parametrize("name", OF_MERGED)
+def test_steps_that_keep_a_state_take_merged_topics(name: str, steps: str, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    value = Json(shop=str, cents=int, at=datetime.datetime)
+    sales = shop.read_kafka("sales", value=value, bootstrap_servers=BROKER)
+    refunds, visits = (shop.read_kafka(topic, value=value) for topic in ("refunds", "visits"))
+    # The topics come with other columns: those of the file are not those of the step.
+    sales.append_into(parquet(tmp_path / "sales"), name="all-sales")
+    both = sales.merge(refunds if steps == "none" else refunds.filter("cents > 0"))
+    make, expected = OF_MERGED[name]
+    make(both, visits).append_into(parquet(tmp_path / "out"), name="rows")
+    found = [(row["shop"], row["cents"]) for row in shop.test(MERGED, take=3, faults=[replay(2)])["rows"]]
+    assert sorted(found, key=repr) == sorted(expected, key=repr)

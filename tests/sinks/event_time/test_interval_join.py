@@ -113,7 +113,7 @@ def test_streams_that_cannot_be_told_apart_are_refused() -> None:
     join = JoiningCommitter(OpaqueMapState(MemoryBackend()), key=["id"], left="order_at", right="payment_at", within=1)
     joined = builder.set_bolt("joined", join).all_grouping("watermark").global_grouping("one").global_grouping("other")
     assert joined
-    with pytest.raises(TopologyError, match="one of its streams must have the field 'order_at' and not 'payment_at'"):
+    with pytest.raises(TopologyError, match="one of its streams must have the field 'payment_at' and not 'order_at'"):
         builder.build()
 
 
