@@ -236,10 +236,11 @@ def _group_line(group: LetterGroup, *, as_json: bool) -> str:
     if as_json:
         return json_text({"type": "dead_letter_group", **asdict(group)})
     offsets = f", offset {group.first_offset}" + (f" to {group.last_offset}" if group.letters > 1 else "")
-    came_back = f", came back up to {group.attempts} times" if group.attempts else ""
+    came_back = f", came back {'at most ' if group.letters > 1 else ''}{_times(group.attempts)}" if group.attempts else ""
     times = ""
     if group.oldest_ms is not None and group.newest_ms is not None:
-        times = f", {_moment(group.oldest_ms)} to {_moment(group.newest_ms)}"
+        oldest, newest = _moment(group.oldest_ms), _moment(group.newest_ms)
+        times = f", {oldest}" + (f" to {newest}" if newest != oldest else "")
     return printable(
         f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{offsets}{times}{came_back}"
     )
@@ -247,7 +248,7 @@ def _group_line(group: LetterGroup, *, as_json: bool) -> str:
 
 def _line(found: Letters, letter: Letter) -> str:
     component, reason = found.cause(letter)
-    return f"{letter.place} came back {letter.attempts} times: {component}: {reason}"
+    return f"{letter.place} came back {_times(letter.attempts)}: {component}: {reason}"
 
 
 def _lines(found: Letters, letter: Letter) -> Iterator[str]:
@@ -290,6 +291,10 @@ def _bytes(name: str, data: bytes | None) -> dict[str, str | None]:
         with suppress(UnicodeDecodeError):
             text = data.decode()
     return {name: text, f"{name}_base64": None if data is None else base64.b64encode(data).decode()}
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _moment(timestamp_ms: int) -> str:

@@ -165,6 +165,8 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
         "type": "letters_replayed", "replayed": 0, "came_back": 1, "came_back_often": 0, "cut": 0,
     }  # fmt: skip
     assert places(commands) == {1: 0, 2: 0, 3: 1, 4: 0} and commands.counted() == {"a": 2}
+    listed = commands.ask("list").stdout
+    assert "offset 3, " in listed and listed.count("came back") == 1 and "00:00, came back once\n" in listed
 
     commands.mend()
     topics.send(name, [b"new"])
