@@ -187,6 +187,9 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
 
     dropped = commands.ask("drop", "--reason", "never", "--yes", *local)
     assert dropped.returncode == 0 and "1 dead letter dropped" in dropped.stdout
+    for what in (("drop", "--yes"), ("replay",)):
+        again = commands.ask(*what, f"{name}/0/3", *local)
+        assert again.returncode == 0 and f"{name}/0/3 is no dead letter that is left" in again.stderr
     assert commands.documents("list") == [{"type": "dead_letters", "letters": 0}]
     commands.run()
     assert commands.counted() == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}

@@ -13,7 +13,13 @@ from framework.errors import RetryableError
 from framework.topology.spouts import END_OFFSET, Meta, is_read_to_end
 from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partition_plan_entries import END_ASKED, SAME_LOG, Position, topic_and_number
-from spouts.kafka.planning.bound_offsets import check_exist, check_is_after_start, check_is_past, named_bound, offsets_at
+from spouts.kafka.planning.bound_offsets import (
+    check_exist,
+    check_is_after_start,
+    check_is_past,
+    named_bound,
+    offsets_at,
+)
 from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.start_end_options import OFFSET, Bounds, text_of_bound
 
