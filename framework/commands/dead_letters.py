@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -89,7 +89,7 @@ def show_letter(
     wanted = _filter(places, None, None, None, None)
     with _opened(topology, config, overrides, as_json=as_json) as (found, output):
         letters = found.found(wanted)
-        missing = sorted({*places} - {each.place for each in letters})
+        missing = _missing(places, letters)
         for each in letters:
             if as_json:
                 typer.echo(json_text(_document(found, each)), file=output)
@@ -131,7 +131,7 @@ def replay_letters(
             _say(output, as_json, f"gave up a request for {count:,} letters", "letters_given_up", letters=count)
             return
         requests.finish()
-        letters = found.found(wanted)
+        letters = _selected(found, wanted)
         meant = to_replay(letters, attempts_max)
         requests.do(REPLAYED, meant)
         asked = {each.id for each in meant}
@@ -171,7 +171,7 @@ def drop_letters(
     wanted = _filter(places or [], topic, component, since, reason)
     with _requests(topology, config, overrides, executor, as_json=as_json) as (found, requests, output):
         requests.finish()
-        letters = found.found(wanted)
+        letters = _selected(found, wanted)
         what = f"{len(letters):,} dead {'letter' if len(letters) == 1 else 'letters'}"
         if letters and not yes and not typer.confirm(f"drop {what}?", err=True):
             raise typer.Exit(EXIT_FAILED)
@@ -232,14 +232,29 @@ def _filter(
         )
 
 
+def _missing(places: Collection[str], letters: Sequence[Letter]) -> list[str]:
+    return sorted({*places} - {each.place for each in letters})
+
+
+def _selected(found: Letters, wanted: LetterFilter) -> list[Letter]:
+    """The letters to replay or drop. Tells which of the named records are none."""
+    letters = found.found(wanted)
+    for each in _missing(wanted.places, letters):
+        typer.echo(f"{each} is no dead letter that is left, or the options leave it out", err=True)
+    return letters
+
+
 def _group_line(group: LetterGroup, *, as_json: bool) -> str:
     if as_json:
         return json_text({"type": "dead_letter_group", **asdict(group)})
     offsets = f", offset {group.first_offset}" + (f" to {group.last_offset}" if group.letters > 1 else "")
-    came_back = f", came back up to {group.attempts} times" if group.attempts else ""
+    came_back = (
+        f", came back {'at most ' if group.letters > 1 else ''}{_times(group.attempts)}" if group.attempts else ""
+    )
     times = ""
     if group.oldest_ms is not None and group.newest_ms is not None:
-        times = f", {_moment(group.oldest_ms)} to {_moment(group.newest_ms)}"
+        oldest, newest = _moment(group.oldest_ms), _moment(group.newest_ms)
+        times = f", {oldest}" + (f" to {newest}" if newest != oldest else "")
     return printable(
         f"{group.topic}/{group.partition}  {group.letters:,}  {group.component}: {group.reason}{offsets}{times}{came_back}"
     )
@@ -247,7 +262,7 @@ def _group_line(group: LetterGroup, *, as_json: bool) -> str:
 
 def _line(found: Letters, letter: Letter) -> str:
     component, reason = found.cause(letter)
-    return f"{letter.place} came back {letter.attempts} times: {component}: {reason}"
+    return f"{letter.place} came back {_times(letter.attempts)}: {component}: {reason}"
 
 
 def _lines(found: Letters, letter: Letter) -> Iterator[str]:
@@ -290,6 +305,10 @@ def _bytes(name: str, data: bytes | None) -> dict[str, str | None]:
         with suppress(UnicodeDecodeError):
             text = data.decode()
     return {name: text, f"{name}_base64": None if data is None else base64.b64encode(data).decode()}
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _moment(timestamp_ms: int) -> str:

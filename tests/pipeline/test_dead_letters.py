@@ -165,6 +165,8 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
         "type": "letters_replayed", "replayed": 0, "came_back": 1, "came_back_often": 0, "cut": 0,
     }  # fmt: skip
     assert places(commands) == {1: 0, 2: 0, 3: 1, 4: 0} and commands.counted() == {"a": 2}
+    listed = commands.ask("list").stdout
+    assert "offset 3, " in listed and listed.count("came back") == 1 and "00:00, came back once\n" in listed
 
     commands.mend()
     topics.send(name, [b"new"])
@@ -185,6 +187,9 @@ def test_letters_are_replayed_once_and_those_that_come_back_keep_their_coordinat
 
     dropped = commands.ask("drop", "--reason", "never", "--yes", *local)
     assert dropped.returncode == 0 and "1 dead letter dropped" in dropped.stdout
+    for what in (("drop", "--yes"), ("replay",)):
+        again = commands.ask(*what, f"{name}/0/3", *local)
+        assert again.returncode == 0 and f"{name}/0/3 is no dead letter that is left" in again.stderr
     assert commands.documents("list") == [{"type": "dead_letters", "letters": 0}]
     commands.run()
     assert commands.counted() == {"a": 2, "bad-1": 2, "\xff": 1, "new": 1}

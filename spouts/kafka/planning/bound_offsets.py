@@ -57,3 +57,15 @@ def check_is_past(bounds: Mapping[str, Bound]) -> None:
                 f"end is {(bound.time_ms - now_ms) / 1000:,.0f} s in the future for partition {partition}: the end is fixed at "
                 "the first start, so start the topology after that time"
             )
+
+
+def check_is_after_start(bounds: Mapping[str, Bound], starts: Mapping[str, int]) -> None:
+    """Raise ``ConfigError`` for an end that is an offset before the start of its partition. A time
+    may select such an offset: then nothing is to be read."""
+    for partition, start in sorted(starts.items()):
+        bound = bounds.get(partition)
+        if isinstance(bound, int) and bound < start:
+            raise ConfigError(
+                f"end is offset {bound} of partition {partition}, before its start, offset {start}: "
+                f"give an end of {start} or more, or an earlier start"
+            )

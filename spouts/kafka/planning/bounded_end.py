@@ -13,7 +13,13 @@ from framework.errors import RetryableError
 from framework.topology.spouts import END_OFFSET, Meta, is_read_to_end
 from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics, Offset
 from spouts.kafka.partition_plan_entries import END_ASKED, SAME_LOG, Position, topic_and_number
-from spouts.kafka.planning.bound_offsets import check_exist, check_is_past, named_bound, offsets_at
+from spouts.kafka.planning.bound_offsets import (
+    check_exist,
+    check_is_after_start,
+    check_is_past,
+    named_bound,
+    offsets_at,
+)
 from spouts.kafka.planning.open_transactions import OpenTransactions
 from spouts.kafka.start_end_options import OFFSET, Bounds, text_of_bound
 
@@ -134,11 +140,13 @@ class ReadingEnd:
         positions: Mapping[str, Position],
         ends: Mapping[str, Offset],
         metadata: KafkaMetadata,
+        *,
+        first: bool,
     ) -> None:
         """Note where reading ends, in the partitions where that is not fixed yet. When the
         next plan may replace another one, the ends are those of that plan. Raises ``ConfigError``
         where nothing is said of a partition, a time is in the future, or an offset is one of a
-        partition that does not exist."""
+        partition that does not exist or, in the ``first`` plan, before the start."""
         bounds = {
             each: named_bound("end", self._asked, each)
             for each, position in positions.items()
@@ -152,6 +160,8 @@ class ReadingEnd:
         if not bounds:
             return
         check_is_past(bounds)
+        if first:
+            check_is_after_start(bounds, {each: at.offset for each, at in positions.items() if at.gap is None})
         self._open_transactions.look(metadata, ends, now=True)
         last = {**ends, **(self._open_transactions.ends if self._waits_for_open else {})}
         found = offsets_at(metadata, {each: at for each, at in bounds.items() if each in ends}, last, patient=True)

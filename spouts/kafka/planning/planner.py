@@ -321,7 +321,7 @@ class KafkaPlanner(PartitionPlanner):
             for position in positions.values():
                 position.end = None
         if fixing:
-            self._end.fix(positions, ends, self._metadata)
+            self._end.fix(positions, ends, self._metadata, first=not previous)
         unread = self._read_first.note(positions, ends, first=not previous, believed=self._lost.believed)
         available = {}
         for partition, position in positions.items():

@@ -406,6 +406,23 @@ def test_an_end_before_the_start_is_refused(start: Any, end: Any) -> None:
     OpaqueKafkaTransactionalSpout(["a"], bootstrap_servers="nowhere:9092", start=start, end=start)
 
 
+@pytest.mark.parametrize("start", [LATEST, Bounds(None, {}, {"a/0": 7, "a/1": 0}), Bounds("earliest")])
+def test_an_end_before_the_offset_that_a_start_selects_is_refused(start: Bounds) -> None:
+    logs = filled(["a/0", "a/1"])
+    logs.logs["a/0"][0] = 6
+    with pytest.raises(ConfigError, match=r"end is offset 5 of partition a/0, before its start, offset \d+: "):
+        planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 5, "a/1": 12})).check_first_plan()
+    plan = sure(planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 12, "a/1": 12})).plan({}))
+    planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 5, "a/1": 5})).plan(plan)  # another end, later
+
+
+def test_a_time_that_selects_an_offset_before_the_start_leaves_nothing_to_read() -> None:
+    logs = filled(["a/0"])
+    logs.times = {5: {"a/0": 3}}
+    plan = sure(planner_over(logs, start=LATEST, end=Bounds(Instant(5))).plan({}))
+    assert spans(plan) == {"a/0": (12, 12)} and planner_over(logs, start=LATEST, end=Bounds(Instant(5))).finished(plan)
+
+
 def test_tables_need_no_start() -> None:
     OpaqueKafkaTransactionalSpout(
         streams={"a": TextCodec(), "b": TextCodec()},
