@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from framework.argument_checks import checks_arguments
+from framework.call_site import Call, called
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
-from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.hidden_columns import PLACE, TIMESTAMP, check_new_names, hidden_of, visible, with_carried
 from framework.streams.plan import (
@@ -55,7 +55,10 @@ class Pipeline(TopologyMaker):
     them, called ``name``: a pipeline of the same name continues where the last run stopped."""
 
     def __init__(self, name: str) -> None:
-        self.name = valid_id("pipeline", name)
+        try:
+            self.name = valid_id("pipeline", name)
+        except TopologyError as error:
+            raise called("Pipeline", name).mistake(error) from None
         self._reading: Reading | None = None
         self._sources: list[Read] = []
         self._placed: list[Placed] = []

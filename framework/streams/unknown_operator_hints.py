@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from framework.call_site import called
 from framework.errors import TopologyError
-from framework.streams.call_site import called
 
-_TO_TABLE = "group_by(...).agg(...) or latest_by(...), which make a table: it has upsert_into(...)"
 _AGGREGATE = "group_by('shop').agg(n=count(), total=sum_('cents'))"
 _LOOK = "test({...}) or show() of the pipeline, to look at rows"
 _SINK = "append_into(...), to_kafka(...), or upsert_into(...) of a table"
@@ -47,7 +46,6 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
     **dict.fromkeys(("columns", "dtypes"), "schema"),
-    "upsertinto": _TO_TABLE,
     "insertinto": _SINK,
 }
 
@@ -72,6 +70,13 @@ def of_stream(own: object, name: str, columns: Iterable[str]) -> Exception:
     """The error for a name that a stream does not have."""
     if name in columns:
         return _of_column(name, f".{name}")
+    if name == "upsert_into":
+        return _error(
+            name,
+            ".upsert_into",
+            "a stream has no 'upsert_into', which needs one row per key: use latest_by(...).upsert_into(...), or "
+            "group_by(...).agg(...).upsert_into(...); append_into(...) takes every row",
+        )
     return unknown_operator("a stream", name, own, _OF_STREAM)
 
 

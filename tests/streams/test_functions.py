@@ -17,10 +17,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from framework.call_site import Call
 from framework.errors import BadRecordError, RetryableError, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.streams import function_calls
-from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls, calls_of
 from framework.streams.stateless_steps import applied
 from framework.streams.steps_bolt import Branch, StepsBolt
@@ -344,7 +344,7 @@ def test_calls_of_an_attempt_that_is_cancelled_are_ended() -> None:
 
 ENDS = """
 import asyncio, threading
-from framework.streams.call_site import Call
+from framework.call_site import Call
 from framework.streams.function_calls import calls_of
 
 begun = threading.Event()
