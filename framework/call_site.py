@@ -72,7 +72,8 @@ class ByName(dict[str, V]):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         call = replace(called(""), text=f".{name}")
-        raise UnknownNameError(str(call.mistake(f"write [{name!r}]{nearest(name, self)}")))
+        said = f"write [{name!r}]" if name in self else f"there is no {name!r}{nearest(name, self)}"
+        raise UnknownNameError(str(call.mistake(said)))
 
 
 def called(operator: str, /, *arguments: object, **named: object) -> Call:

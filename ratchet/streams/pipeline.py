@@ -13,7 +13,7 @@ from framework.argument_checks import checks_arguments
 from framework.call_site import Call, called, nearest, without_none
 from framework.config import Config, default_address, variable_of
 from framework.coordination import CoordinationStore
-from framework.errors import ConfigError, RatchetError
+from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
@@ -206,7 +206,7 @@ class Pipeline(StreamsPipeline):
         if wrong is not None:
             raise call.mistake(f"{wrong!r} is a {type(wrong).__name__}: give a list of mappings of columns to values")
         try:
-            schema = Fields.of(types).schema() if types else pa.Table.from_pylist(given).schema
+            schema = Fields.of(types).schema() if types else _schema_of(given)
         except (RatchetError, pa.ArrowException, TypeError) as error:
             raise call.mistake(error) from None
         if schema is None or not schema.names:
@@ -414,6 +414,17 @@ class Pipeline(StreamsPipeline):
             if hidden:
                 given[source] = [{**row, **_record_of(call, source, row, hidden)} for row in given[source]]
         return given
+
+
+def _schema_of(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """The types that Arrow finds for each column. Raises ``TopologyError``."""
+    fields = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            fields.append(pa.field(name, pa.array([row.get(name) for row in rows]).type))
+        except (pa.ArrowException, TypeError) as error:
+            raise TopologyError(f"the values of {name!r} have no type in common: {error}") from None
+    return pa.schema(fields)
 
 
 def _named(given: object) -> str:

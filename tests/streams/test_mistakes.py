@@ -396,6 +396,9 @@ MISTAKES: dict[str, Mistake] = {
         "orders",
         headers=["trace"],  # type: ignore[arg-type]
     ),
+    "read('...'): the values of 'b' have no type in common": lambda p, s: Pipeline("x").read(
+        [{"a": 1, "b": 2}, {"a": 1, "b": "x"}]
+    ),
     "'cents / 100' is no column: name what it gives, as in group_by(part=": lambda p, s: s.group_by("cents / 100"),
     "cast(at=bool): casting from Datetime": lambda p, s: s.cast(at=bool),
     # SQL that is written as Python, or as another SQL.
