@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pyarrow as pa
 
@@ -31,6 +31,7 @@ from framework.streams.plan import (
 )
 from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
+from framework.streams.unknown_operator_hints import of_pipeline
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import (
     DEFAULT_STREAM,
@@ -66,6 +67,11 @@ class Pipeline(TopologyMaker):
         self._builder: TransactionalTopologyBuilder | None = None
         self._settings: dict[str, Any] = {}
         self._lacking: list[TopologyError] = []
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise of_pipeline(self, name, [each for each in dir(Stream) if not each.startswith("_")])
 
     # --- sources ----------------------------------------------------------------------------------
 

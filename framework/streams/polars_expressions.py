@@ -43,6 +43,10 @@ def parsed(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
             raise call.mistake(
                 f"{given!r} asks for the time, which is another one when a batch is replayed: use a time of the record"
             )
+        if given.strip() == "*":
+            raise call.mistake(
+                "'*' is all columns: with_columns(...) keeps them and adds others, drop(...) leaves some out"
+            )
         try:
             expression = pl.sql_expr(given)
         except (pl.exceptions.PolarsError, pl.exceptions.SQLInterfaceError) as error:

@@ -165,6 +165,10 @@ class Stream:
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> Stream:
         """Give columns other names: ``rename(old="new")``, or a mapping."""
+        if not isinstance(names, Mapping | None):
+            raise called("rename", names).mistake(
+                f"{names!r} is a {type(names).__name__}: give new names, as in rename(old='new')"
+            )
         renamed = {**(names or {}), **more}
         call = called("rename", **renamed)
         check_names(call, renamed, self.schema)
@@ -727,6 +731,8 @@ class Stream:
             raise call.mistake(
                 "a join has late rows of two sides: late('left') or late('right')"
                 if side is None
+                else "give 'left' or 'right', the side of the join"
+                if any(each.startswith(f"{LATE_STREAM}_") for each in node.side_schemas)
                 else "only the late rows of a join have a side: late()"
             )
         return self._of(SideOutput(node, stream))

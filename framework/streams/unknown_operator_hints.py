@@ -50,6 +50,33 @@ _OF_STREAM: Mapping[str, str] = {
 }
 
 
+_OPERATORS_OF_PIPELINE = (
+    *("read_kafka", "read", "spout", "mirror", "every", "at_most", "batches"),
+    *("build", "builder", "describe", "run", "submit", "test", "show"),
+)
+#: Of a pipeline, as above.
+_OF_PIPELINE: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "fromkafka",
+            "kafka",
+            "source",
+            "addsource",
+            "input",
+            "readstream",
+            "dataframe",
+            "stream",
+            "table",
+            "subscribe",
+        ),
+        "read_kafka('orders', value=Json(order=str))",
+    ),
+    **dict.fromkeys(("fromlist", "fromrows", "parallelize", "fromcollection"), "read(rows)"),
+    **dict.fromkeys(("start", "execute", "main", "awaittermination", "runforever"), "run(config) or submit(config)"),
+    **dict.fromkeys(("explain", "plan", "printschema"), "describe()"),
+}
+
+
 class UnknownOperatorError(TopologyError, AttributeError):
     """A stream, a grouped stream or a table is asked for a name that it does not have."""
 
@@ -78,6 +105,19 @@ def of_stream(own: object, name: str, columns: Iterable[str]) -> Exception:
             "group_by(...).agg(...).upsert_into(...); append_into(...) takes every row",
         )
     return unknown_operator("a stream", name, own, _OF_STREAM)
+
+
+def of_pipeline(own: object, name: str, of_streams: Iterable[str]) -> Exception:
+    """The error for a name that a pipeline does not have. ``of_streams``: the operators of a
+    stream."""
+    if name.startswith("_"):
+        return AttributeError(f"{type(own).__name__!r} object has no attribute {name!r}")
+    near = [f"{each}(...)" for each in difflib.get_close_matches(name, _OPERATORS_OF_PIPELINE, n=1)]
+    use = _OF_PIPELINE.get(name.replace("_", "").casefold()) or next(iter(near), "")
+    advice = f"use {use}" if use else f"it has {', '.join(_OPERATORS_OF_PIPELINE)}"
+    if name in of_streams:
+        advice = f"a stream has it: begin with read_kafka(...).{name}(...), or read(rows).{name}(...)"
+    return _error(name, f".{name}", f"a pipeline has no {name!r}: {advice}")
 
 
 def of_item(item: Any) -> Exception:

@@ -401,6 +401,19 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "'cents / 100' is no column: name what it gives, as in group_by(part=": lambda p, s: s.group_by("cents / 100"),
     "cast(at=bool): casting from Datetime": lambda p, s: s.cast(at=bool),
+    ".read_kafak: a pipeline has no 'read_kafak': use read_kafka(...)": lambda p, s: p.read_kafak("o"),  # type: ignore[attr-defined]
+    "a pipeline has no 'start': use run(config) or submit(config)": lambda p, s: p.start(),  # type: ignore[attr-defined]
+    "a pipeline has no 'filter': a stream has it: begin with read_kafka(...).filter(...)": lambda p, s: p.filter("a"),  # type: ignore[attr-defined]
+    "a pipeline has no 'windowing': it has read_kafka, read, spout": lambda p, s: p.windowing(),  # type: ignore[attr-defined]
+    "rename(['order']): ['order'] is a list: give new names, as in rename(old='new')": lambda p, s: s.rename(
+        ["order"]  # type: ignore[arg-type]
+    ),
+    "'*' is all columns: with_columns(...) keeps them": lambda p, s: s.select("*", euros="cents / 100"),
+    "late('both'): give 'left' or 'right', the side of the join": lambda p, s: (
+        _kept()
+        .join(_KEPT[-1].filter("cents > 0").rename(cents="paid"), on="order", times="at", within="1 h", name="j")
+        .late("both")  # type: ignore[arg-type]
+    ),
     # SQL that is written as Python, or as another SQL.
     "'cents > 1 && cents < 9' is no SQL expression: write AND, not &&": lambda p, s: s.filter("cents > 1 && cents < 9"),
     "'cents is None' is no SQL expression: write IS NULL, not is None": lambda p, s: s.filter("cents is None"),
