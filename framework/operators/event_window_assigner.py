@@ -165,6 +165,10 @@ def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None)
 def hopping(length: Duration, step: Duration, *, origin: Duration = 0) -> EventWindows:
     """Windows of ``length``, one every ``step``; each time belongs to several. Raises
     ``ConfigError``."""
+    return _overlapping(length, step, origin)
+
+
+def _overlapping(length: Duration, step: Duration, origin: Duration) -> EventWindows:
     micros, every = micros_above_0(length, "the length of a window"), micros_above_0(step, "the step of a window")
     if every > micros:
         raise ConfigError(f"windows of {length!r} every {step!r} leave gaps: the step is at most the length")
@@ -181,7 +185,7 @@ def sliding(length: Duration, step: Duration | None = None, *, origin: Duration 
             f"sliding({length!r}) has no step: give one, as in sliding('10 min', '1 min'): windows begin at fixed times, not "
             "at records"
         )
-    return replace(hopping(length, step, origin=origin), made_by="sliding")
+    return replace(_overlapping(length, step, origin), made_by="sliding")
 
 
 @lru_cache(maxsize=100_000)

@@ -333,6 +333,7 @@ MISTAKES: dict[str, Mistake] = {
     "session(): gap is missing: add gap='30 min'": lambda p, s: session(),  # type: ignore[call-arg]
     "tumbling('1'): the length of a window is '1': give a length of time": lambda p, s: tumbling("1"),
     "hopping('5 min', '10 min'): windows of '5 min' every '10 min' leave gaps": lambda p, s: hopping("5 min", "10 min"),
+    "sliding('5 min', '10 min'): windows of '5 min' every '10 min' leave gaps": lambda p, s: sliding("5 min", "10 min"),
     "sum_(): field is missing: add field='cents'": lambda p, s: sum_(),  # type: ignore[call-arg]
     "top('cents', n=3): there is no argument 'n' (there are: field, most, bytes_max)": lambda p, s: top("cents", n=3),  # type: ignore[call-arg]
     "quantile('cents', 99): Quantile('cents'): share is 99: give a number between 0 and 1": lambda p, s: quantile(
