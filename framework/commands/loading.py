@@ -90,7 +90,9 @@ def _loaded(name: str, config: Config) -> Topology | CoreTopology:
     if hasattr(found, "build"):
         raise ConfigError(f"{name} {'returned' if called else 'is'} a builder: call its build()")
     if not isinstance(found, (Topology, CoreTopology)):
-        raise ConfigError(f"{name} is a {type(found).__name__}: name a Topology (what build() returns) or a function")
+        raise ConfigError(
+            f"{name} is a {type(found).__name__}: name a Pipeline, a Topology, or a function that makes one"
+        )
     return found
 
 

@@ -46,6 +46,10 @@ class Config(UiConfig, TracingConfig, MetricsConfig, AddressConfig, ZooKeeperCon
         unknown or must not be set, otherwise one that names every value that does not fit."""
         if isinstance(values, Config):
             return values
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"the configuration is {values!r}: give a mapping, as in {{'topology.max.spout.pending': 4}}"
+            )
         values = gathered_provider_config(values)
         spark, kafka = spark_settings(values), kafka_settings(values)
         app = {key: value for key, value in values.items() if key.startswith("app.")}

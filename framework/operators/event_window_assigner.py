@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework.argument_checks import checks_call
 from framework.durations import Duration, length_of, micros_above_0, micros_of
 from framework.errors import ConfigError
 from framework.operators.timestamps import micros_since_epoch
@@ -143,6 +144,7 @@ class EventWindows:
         return _midnight(zone, first), _midnight(zone, first + days)
 
 
+@checks_call
 def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None) -> EventWindows:
     """Windows one after the other. ``origin``: how long after midnight of 1970-01-01 in UTC (with
     ``zone``: after that day) the first one begins. ``zone``: for windows of whole days. Raises
@@ -159,15 +161,21 @@ def tumbling(length: Duration, *, origin: Duration = 0, zone: str | None = None)
     return EventWindows(micros, micros, shift % micros, zone)
 
 
+@checks_call
 def hopping(length: Duration, step: Duration, *, origin: Duration = 0) -> EventWindows:
     """Windows of ``length``, one every ``step``; each time belongs to several. Raises
     ``ConfigError``."""
+    return _overlapping(length, step, origin)
+
+
+def _overlapping(length: Duration, step: Duration, origin: Duration) -> EventWindows:
     micros, every = micros_above_0(length, "the length of a window"), micros_above_0(step, "the step of a window")
     if every > micros:
         raise ConfigError(f"windows of {length!r} every {step!r} leave gaps: the step is at most the length")
     return EventWindows(micros, every, micros_of(origin, "the origin of a window") % every)
 
 
+@checks_call
 def sliding(length: Duration, step: Duration | None = None, *, origin: Duration = 0) -> EventWindows:
     """The same windows as of ``hopping``, by the name that Storm, Spark, Flink's DataStream and
     Beam give them. A pipeline may exchange one name for the other. Raises ``ConfigError``, also
@@ -177,7 +185,7 @@ def sliding(length: Duration, step: Duration | None = None, *, origin: Duration 
             f"sliding({length!r}) has no step: give one, as in sliding('10 min', '1 min'): windows begin at fixed times, not "
             "at records"
         )
-    return replace(hopping(length, step, origin=origin), made_by="sliding")
+    return replace(_overlapping(length, step, origin), made_by="sliding")
 
 
 @lru_cache(maxsize=100_000)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from framework.argument_checks import checks_call
 from framework.durations import Duration, length_of, micros_above_0
 
 Micros = np.ndarray[Any, np.dtype[np.int64]]
@@ -30,6 +31,7 @@ class Sessions:
         return f"session({length_of(self.gap)!r})"
 
 
+@checks_call
 def session(gap: Duration) -> Sessions:
     """Windows that end when a key has had no record for ``gap``. Raises ``ConfigError``."""
     return Sessions(micros_above_0(gap, "the gap of a session"))

@@ -25,9 +25,9 @@ from typing import Any, TypeVar
 
 from cachetools import LRUCache
 
+from framework.call_site import Call
 from framework.durations import Duration, micros_above_0
 from framework.errors import BadRecordError, ConfigError, RetryableError, TopologyError, reason_of
-from framework.streams.call_site import Call
 
 T = TypeVar("T")
 #: Of an ``async def``, where the user says nothing: calls at a time, and how long one may take.

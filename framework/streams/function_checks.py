@@ -10,8 +10,8 @@ from typing import Any
 
 import cloudpickle
 
+from framework.call_site import Call
 from framework.errors import TopologyError
-from framework.streams.call_site import Call
 
 
 def check_function(call: Call, function: Callable[..., Any], given: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import polars as pl
 import pyarrow as pa
 
+from framework.call_site import Call
 from framework.errors import BadRecordError, TopologyError
-from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls
 from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidden
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
@@ -293,8 +293,12 @@ def frame_of_values(call: Call, schema: pa.Schema, rows: Sequence[tuple[Any, ...
                 raise call.mistake(
                     f"it returned {number!r} for {declared.name!r}, and a number of a time has no unit: return a datetime"
                 )
-    try:
-        arrays = [column_of(values, declared.type) for values, declared in zip(columns, schema, strict=True)]
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise BadRecordError(f"{call}: what it returned does not fit its types: {error}") from error
+    arrays = []
+    for values, declared in zip(columns, schema, strict=True):
+        try:
+            arrays.append(column_of(values, declared.type))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise BadRecordError(
+                f"{call}: what it returned for {declared.name!r} is no {declared.type}: {error}"
+            ) from error
     return pl.DataFrame(pl.from_arrow(pa.table(arrays, schema=schema)))

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from framework.streams.call_site import Call
+from framework.call_site import Call
 from framework.topology import HIDDEN, RECORD_FIELDS
 
 #: Topic and partition of a record, and its time.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pyarrow as pa
 
+from framework.argument_checks import checks_arguments
+from framework.call_site import Call, called
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
-from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called
 from framework.streams.description import described, described_html
 from framework.streams.hidden_columns import PLACE, TIMESTAMP, check_new_names, hidden_of, visible, with_carried
 from framework.streams.plan import (
@@ -32,6 +32,7 @@ from framework.streams.plan import (
 )
 from framework.streams.ports import GivenSpout, Reading, StatefulSteps, Target
 from framework.streams.stream import Stream
+from framework.streams.unknown_operator_hints import of_pipeline
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import (
     DEFAULT_STREAM,
@@ -56,7 +57,10 @@ class Pipeline(TopologyMaker):
     them, called ``name``: a pipeline of the same name continues where the last run stopped."""
 
     def __init__(self, name: str) -> None:
-        self.name = valid_id("pipeline", name)
+        try:
+            self.name = valid_id("pipeline", name)
+        except TopologyError as error:
+            raise called("Pipeline", name).mistake(error) from None
         self._reading: Reading | None = None
         self._sources: list[Read] = []
         self._placed: list[Placed] = []
@@ -66,6 +70,11 @@ class Pipeline(TopologyMaker):
         self._builder: TransactionalTopologyBuilder | None = None
         self._settings: dict[str, Any] = {}
         self._lacking: list[TopologyError] = []
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise of_pipeline(self, name, [each for each in dir(Stream) if not each.startswith("_")])
 
     # --- sources ----------------------------------------------------------------------------------
 

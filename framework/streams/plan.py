@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeAlias, Union
 import polars as pl
 import pyarrow as pa
 
-from framework.streams.call_site import Call
+from framework.call_site import Call
 from framework.streams.hidden_columns import CARRIED, with_carried
 from framework.streams.polars_expressions import tests_not_null
 from framework.streams.ports import EarlyFilter, Reading

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from framework.streams.call_site import Call
+from framework.call_site import Call
 from framework.streams.polars_frames import empty_frame, schema_of
 
 Expression: TypeAlias = str | pl.Expr
@@ -24,6 +24,15 @@ _CLOCK = re.compile(r"\b(now|current_timestamp|current_date|current_time|localti
 _GATHERING = frozenset({"Agg", "Over", "Rolling", "Sort", "SortBy", "Gather", "Slice"})
 _COMPARISONS = frozenset({"Eq", "NotEq", "Lt", "LtEq", "Gt", "GtEq"})
 _NULL = {"Literal": {"Scalar": {"Null": "Null"}}}
+#: What other languages write -> what SQL writes.
+_NOT_SQL = (
+    ("&&", "AND"),
+    ("!(", "NOT ("),
+    (" is None", "IS NULL"),
+    (" is not None", "IS NOT NULL"),
+    (" in [", "IN (...)"),
+    (" if ", "CASE WHEN ... THEN ... ELSE ... END"),
+)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -34,15 +43,26 @@ def parsed(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
             raise call.mistake(
                 f"{given!r} asks for the time, which is another one when a batch is replayed: use a time of the record"
             )
+        if given.strip() == "*":
+            raise call.mistake(
+                "'*' is all columns: with_columns(...) keeps them and adds others, drop(...) leaves some out"
+            )
         try:
             expression = pl.sql_expr(given)
         except (pl.exceptions.PolarsError, pl.exceptions.SQLInterfaceError) as error:
             said = _first_line(error)
             clause = next((each for each in schema.names if f"{each!r} clause" in said), None)
             quoted = f"; a column with the name of a clause is written '\"{clause}\"'" if clause is not None else ""
-            raise call.mistake(f"{given!r} is no SQL expression: {said}{quoted}") from None
+            other = next(
+                (f"write {sql}, not {each.strip()}" for each, sql in _NOT_SQL if each in _QUOTED.sub("", given)), said
+            )
+            raise call.mistake(f"{given!r} is no SQL expression: {other}{quoted}") from None
     elif isinstance(given, pl.Expr):
         expression = given
+    elif hasattr(given, "output_type"):
+        raise call.mistake(f"{given} is an aggregate: agg(n=count()) goes after group_by(...)")
+    elif callable(given):
+        raise call.mistake(f"{getattr(given, '__name__', given)} is a function: use map(...) for columns that it makes")
     else:
         constant = ""
         if isinstance(given, bool | int | float):
@@ -52,9 +72,7 @@ def parsed(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
         raise call.mistake(
             f"{given!r} is a {type(given).__name__}: give SQL text, or a polars expression such as pl.col('name'){constant}"
         )
-    if isinstance(given, str) and given.isidentifier() and expression.meta.is_column() and given not in schema.names:
-        raise call.unknown_column(given, schema.names, f"; a text is written \"'{given}'\"")
-    _check_columns(call, expression, schema)
+    _check_columns(call, given, expression, schema)
     tree = _tree_of(expression)
     _check_rows(call, given, expression, tree)
     _check_comparisons(call, given, tree, schema)
@@ -127,6 +145,16 @@ def ran(call: Call, frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
         raise call.mistake(_first_line(error)) from None
 
 
+def check_cast(kind: pl.DataType, to: pl.DataType) -> None:
+    """Raise ``PolarsError`` where no value of a type has one of another. Polars looks at that for
+    values only."""
+    try:
+        one = pl.Series([0]).cast(kind)
+    except pl.exceptions.PolarsError:  # a list, or a record
+        return
+    one.cast(to, strict=False)
+
+
 def check_names(call: Call, names: Iterable[object], schema: pa.Schema) -> None:
     """Raise ``TopologyError`` for a name that no column has."""
     for name in names:
@@ -137,12 +165,14 @@ def check_names(call: Call, names: Iterable[object], schema: pa.Schema) -> None:
             raise call.unknown_column(name, schema.names)
 
 
-def _check_columns(call: Call, expression: pl.Expr, schema: pa.Schema) -> None:
+def _check_columns(call: Call, given: Any, expression: pl.Expr, schema: pa.Schema) -> None:
     if expression.meta.has_multiple_outputs():
         raise call.mistake("it makes several columns: name each column, with an expression of its own")
     for name in expression.meta.root_names():
         if name not in schema.names:
-            raise call.unknown_column(name, schema.names)
+            may_be_text = isinstance(given, str) and (given == name or f'"{name}"' in given)
+            text = f"; a text is written \"'{name}'\"" if may_be_text else ""
+            raise call.unknown_column(name, schema.names, text)
 
 
 def _tree_of(expression: pl.Expr) -> Any:
@@ -190,6 +220,11 @@ def _check_comparisons(call: Call, given: Any, tree: Any, schema: pa.Schema) -> 
             )
         kinds = [_type_of(each, schema) for each in (left, right)]
         times = [each for each in kinds if each is not None and each.is_temporal()]
+        if pl.Boolean in kinds and any(each is not None and each.is_numeric() for each in kinds):
+            raise call.mistake(
+                f"{str(given)!r} compares a condition with a number: write 'a > 1 AND a < 5' for two conditions of a value, and "
+                "AND and OR, not & and |, between conditions"
+            )
         if len(times) == 1 and any(each is not None and each.is_numeric() for each in kinds):
             raise call.mistake(
                 f"{str(given)!r} compares a time with a number, which has no unit: give a time, such as "

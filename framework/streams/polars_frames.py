@@ -14,8 +14,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from framework.call_site import Call
 from framework.errors import BadRecordError, panics
-from framework.streams.call_site import Call
 
 #: The errors by which polars and Arrow refuse a value, and those of a value that Python cannot
 #: represent, such as a time after the year 9999.

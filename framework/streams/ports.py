@@ -166,7 +166,7 @@ class Target(ABC):
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         """The committer that keeps aggregates per key."""
         raise TopologyError(
-            f"{self} keeps no row per key, so it cannot take aggregates: use append_into, or a database"
+            f"{self} keeps no row per key, so it cannot take aggregates: use a database, such as sqlite(...) or postgres(...)"
         )
 
     def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:

@@ -18,8 +18,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.call_site import Call
 from framework.errors import BadRecordError
-from framework.streams.call_site import Call
 
 #: The bytes that rows become at a time.
 PART_BYTES = 16 << 20

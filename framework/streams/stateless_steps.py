@@ -15,11 +15,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from framework.call_site import Call
 from framework.errors import InvariantViolation
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
-from framework.streams.call_site import Call
 from framework.streams.hidden_columns import MARK, hidden_of
 from framework.streams.polars_frames import frame_of, refusing
 from framework.streams.row_growth_limits import parts_of

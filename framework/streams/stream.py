@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import polars as pl
 import pyarrow as pa
 
+from framework.argument_checks import checks_arguments
+from framework.call_site import ByName, Call, called, without_none
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
-from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called, without_none
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
@@ -33,6 +33,7 @@ from framework.streams.lookups import CACHE_SIZE, Lookup
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_once, ways_to
 from framework.streams.polars_expressions import (
     Expression,
+    check_cast,
     check_names,
     checked_types,
     column_or_expression,
@@ -41,6 +42,7 @@ from framework.streams.polars_expressions import (
     parsed,
     time_of_number,
 )
+from framework.streams.polars_frames import empty_frame
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select_parser import select_of
 from framework.streams.stateless_steps import (
@@ -162,6 +164,10 @@ class Stream:
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> Stream:
         """Give columns other names: ``rename(old="new")``, or a mapping."""
+        if not isinstance(names, Mapping | None):
+            raise called("rename", names).mistake(
+                f"{names!r} is a {type(names).__name__}: give new names, as in rename(old='new')"
+            )
         renamed = {**(names or {}), **more}
         call = called("rename", **renamed)
         check_names(call, renamed, self.schema)
@@ -192,7 +198,9 @@ class Stream:
                     f"{each.name!r} is {was}, and a number of a time has no unit: {time_of_number(each.name)}"
                 )
             try:
-                columns[each.name] = pl.col(each.name).cast(pl.Schema(pa.schema([each]))[each.name])
+                kind = pl.Schema(pa.schema([each]))[each.name]
+                check_cast(empty_frame(self.schema).schema[each.name], kind)
+                columns[each.name] = pl.col(each.name).cast(kind)
             except (pl.exceptions.PolarsError, pa.ArrowException) as error:
                 raise call.mistake(error) from None
         return self._with(call, columns, declared)
@@ -399,13 +407,14 @@ class Stream:
         if any(callable(each) and not isinstance(each, pl.Expr) for each in conditions.values()):
             raise call.mistake("a branch takes expressions: give SQL text or polars expressions")
         taken: list[pl.Expr] = []
-        streams = {}
+        streams: ByName[Stream] = ByName()
         for name, condition in conditions.items():
             if taken and is_always_true(taken[-1]):
                 before = list(conditions)[len(taken) - 1]
                 raise call.mistake(f"every row is in {before!r}, which comes before {name!r}: put it last")
-            own = parsed(call, condition, self.schema).fill_null(False)
-            streams[name] = self.filter(pl.all_horizontal(own, *(~each for each in taken)) if taken else own)
+            call = called("branch", **{name: condition})
+            own = self._condition(call, condition).fill_null(False)
+            streams[name] = self._filtered(call, pl.all_horizontal(own, *(~each for each in taken)) if taken else own)
             taken.append(own)
         return streams
 
@@ -475,6 +484,10 @@ class Stream:
         """Rows with equal values in these columns belong together. The window that they are in is
         part of the key."""
         call = called("group_by", *columns, **named)
+        known: Sequence[object] = self.schema.names
+        for each in map(str, (each for each in columns if isinstance(each, str | pl.Expr) and each not in known)):
+            if not each.isidentifier():
+                raise call.mistake(f"{each!r} is no column: name what it gives, as in group_by(part='cents / 100')")
         check_names(call, columns, self.schema)
         stream = self
         if named:
@@ -717,6 +730,8 @@ class Stream:
             raise call.mistake(
                 "a join has late rows of two sides: late('left') or late('right')"
                 if side is None
+                else "give 'left' or 'right', the side of the join"
+                if any(each.startswith(f"{LATE_STREAM}_") for each in node.side_schemas)
                 else "only the late rows of a join have a side: late()"
             )
         return self._of(SideOutput(node, stream))
@@ -817,11 +832,14 @@ class Stream:
         return Stream(self._pipeline, Stepped(self._node, step))
 
     def _filtered(self, call: Call, condition: Expression) -> Stream:
+        return self._after(Filter(call=call, schema=self.schema, condition=self._condition(call, condition)))
+
+    def _condition(self, call: Call, condition: Expression | RowFunction) -> pl.Expr:
         expression = parsed(call, condition, self.schema)
         kind = checked_types(call, {"condition": expression}, self.schema).field(0).type
         if kind != pa.bool_():
             raise call.mistake(f"a condition is true or false, and this is {kind}")
-        return self._after(Filter(call=call, schema=self.schema, condition=expression))
+        return expression
 
     def _computed(self, call: Call, columns: Sequence[Expression], named: Mapping[str, Expression]) -> Stream:
         made = self._columns(call, columns, named)

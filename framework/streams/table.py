@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import polars as pl
 import pyarrow as pa
 
+from framework.argument_checks import checks_arguments
+from framework.call_site import Call, called, without_none
 from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.operators.sessions import Sessions
 from framework.operators.watermarks import CHANGED_STREAM
-from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called, without_none
 from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
 from framework.streams.plan import BeforeWindows, Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
@@ -60,6 +60,8 @@ class Grouped:
                 raise call.mistake(
                     f"{name} is a {type(each).__name__}: give an aggregate, such as count() or sum_('cents')"
                 )
+            if name in self._key:
+                raise call.mistake(f"there is a column {name!r} in the key already: give the aggregate another name")
             taken: Any = getattr(each, "field", None)
             made[name] = each
             if taken is None or (isinstance(taken, str) and taken in stream.schema.names):
@@ -187,7 +189,10 @@ class AggregatesTable(Table):
         pipeline = self._stream._pipeline
         found = _before_windows(self._stream._node, pipeline.before_windows)
         if found is None:
-            raise call.mistake("only windows close, and the steps after them must not use their start and end")
+            raise call.mistake(
+                "only windows close: begin with window(tumbling('1 h'), on=...), and then group_by(...), without steps between "
+                "that use the start or the end"
+            )
         node, windows = found.rows, found.windows
         key = tuple(each for each in self._key if each != WINDOW_START)
         if not key:
@@ -263,7 +268,10 @@ class NewestTable(Table):
         """The rows that a join takes. With times, the newest by event time is that of a moment.
         Raises ``TopologyError`` where the table has another order then, or other keys."""
         if set(on) != set(self._key):
-            raise call.mistake(f"the table has a row per {', '.join(self._key)}: give the same columns as on=")
+            raise call.mistake(
+                f"the table has a row per {', '.join(self._key)}: give the same columns as on=; rename(...) before "
+                "latest_by(...) makes names equal"
+            )
         if times is None:
             if not self._own():
                 raise call.mistake("the table has no column beside its key: keep one, or use deduplicate(...)")

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from framework.call_site import called
 from framework.errors import TopologyError
-from framework.streams.call_site import called
 
-_TO_TABLE = "group_by(...).agg(...) or latest_by(...), which make a table: it has upsert_into(...)"
 _AGGREGATE = "group_by('shop').agg(n=count(), total=sum_('cents'))"
 _LOOK = "test({...}) or show() of the pipeline, to look at rows"
 _SINK = "append_into(...), to_kafka(...), or upsert_into(...) of a table"
@@ -47,8 +46,34 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
     **dict.fromkeys(("columns", "dtypes"), "schema"),
-    "upsertinto": _TO_TABLE,
     "insertinto": _SINK,
+}
+
+
+_OPERATORS_OF_PIPELINE = (
+    *("read_kafka", "read", "spout", "mirror", "every", "at_most", "batches"),
+    *("build", "builder", "describe", "run", "submit", "test", "show"),
+)
+#: Of a pipeline, as above.
+_OF_PIPELINE: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "fromkafka",
+            "kafka",
+            "source",
+            "addsource",
+            "input",
+            "readstream",
+            "dataframe",
+            "stream",
+            "table",
+            "subscribe",
+        ),
+        "read_kafka('orders', value=Json(order=str))",
+    ),
+    **dict.fromkeys(("fromlist", "fromrows", "parallelize", "fromcollection"), "read(rows)"),
+    **dict.fromkeys(("start", "execute", "main", "awaittermination", "runforever"), "run(config) or submit(config)"),
+    **dict.fromkeys(("explain", "plan", "printschema"), "describe()"),
 }
 
 
@@ -72,7 +97,27 @@ def of_stream(own: object, name: str, columns: Iterable[str]) -> Exception:
     """The error for a name that a stream does not have."""
     if name in columns:
         return _of_column(name, f".{name}")
+    if name == "upsert_into":
+        return _error(
+            name,
+            ".upsert_into",
+            "a stream has no 'upsert_into', which needs one row per key: use latest_by(...).upsert_into(...), or "
+            "group_by(...).agg(...).upsert_into(...); append_into(...) takes every row",
+        )
     return unknown_operator("a stream", name, own, _OF_STREAM)
+
+
+def of_pipeline(own: object, name: str, of_streams: Iterable[str]) -> Exception:
+    """The error for a name that a pipeline does not have. ``of_streams``: the operators of a
+    stream."""
+    if name.startswith("_"):
+        return AttributeError(f"{type(own).__name__!r} object has no attribute {name!r}")
+    near = [f"{each}(...)" for each in difflib.get_close_matches(name, _OPERATORS_OF_PIPELINE, n=1)]
+    use = _OF_PIPELINE.get(name.replace("_", "").casefold()) or next(iter(near), "")
+    advice = f"use {use}" if use else f"it has {', '.join(_OPERATORS_OF_PIPELINE)}"
+    if name in of_streams:
+        advice = f"a stream has it: begin with read_kafka(...).{name}(...), or read(rows).{name}(...)"
+    return _error(name, f".{name}", f"a pipeline has no {name!r}: {advice}")
 
 
 def of_item(item: Any) -> Exception:

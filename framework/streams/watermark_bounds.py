@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from framework.call_site import Call
 from framework.durations import Duration, micros_of
 from framework.errors import ConfigError
 from framework.operators.watermarks import MAX_AHEAD
-from framework.streams.call_site import Call
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ from framework.transactions.run import TopologyFailed
 TAKE = 100
 #: A driver that needs more steps makes no progress.
 _STEPS_MAX = 100_000
+#: Attempts of a transaction whose servers do not answer. A run makes more, without limit.
+_ATTEMPTS_MAX = 10
 
 
 class Moment(Enum):
@@ -240,6 +242,8 @@ class _Executor:
         result = self._local.process(job)
         self._rows[job.header] = self._seen.taken()
         if result.failure is not None:
+            if result.failure.kind is FailureKind.RETRYABLE and self._life.attempts[txid] >= _ATTEMPTS_MAX:
+                return replace(result, failure=replace(result.failure, kind=FailureKind.FATAL))
             return result
         if self._life.take(Moment.PROCESSED, txid):
             return _lost("the attempt is lost, as the test says")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.argument_checks import checks_call
+from framework.call_site import Call, called, options_of
 from framework.config import default_address
 from framework.errors import ConfigError, TopologyError
-from framework.streams.call_site import Call, called
 from framework.topology import Fields
 from framework.topology.fields import FieldType
 from ratchet.streams.server_addresses import Server, not_set
@@ -113,16 +114,19 @@ class Json(Format):
         return JsonCodec(schema, non_finite=self._non_finite)
 
 
+@checks_call
 def Text(field: str = "value") -> Format:
     """UTF-8 text in one column."""
     return Whole(TextCodec(field))
 
 
+@checks_call
 def Bytes(field: str = "value") -> Format:
     """The unchanged bytes, in one column."""
     return Whole(BytesCodec(field))
 
 
+@checks_call
 def Avro(schema: Any, reader_schema: Any = None) -> Format:
     """Avro values, all written with one schema, as of ``spouts.AvroCodec``."""
     return Whole(AvroCodec(schema, reader_schema))
@@ -136,6 +140,7 @@ def RegistryAvro(subject: str, registry: str | Mapping[str, Any] | None = None, 
     return _of_registry(RegistryAvroCodec, subject, registry, options)
 
 
+@checks_call
 def Protobuf(message: Any, descriptor_set: bytes | str | Path | None = None) -> Format:
     """Protobuf messages of one type, as of ``spouts.ProtobufCodec``."""
     return Whole(ProtobufCodec(message, descriptor_set))
@@ -158,6 +163,7 @@ def RegistryJson(subject: str, registry: str | Mapping[str, Any] | None = None, 
 def _of_registry(codec: Callable[..., Codec], subject: str, registry: Any, options: Mapping[str, Any]) -> Format:
     name = codec.__name__.removesuffix("Codec")
     call = called(name, subject)
+    call.check_options(options, ["registry", *options_of(codec)])
     key = "registry.url"
     address = registry if registry is not None else default_address(key)
     if address is None:
@@ -171,11 +177,13 @@ def _of_registry(codec: Callable[..., Codec], subject: str, registry: Any, optio
     return made
 
 
+@checks_call
 def MessagePack(**types: FieldType) -> Format:
     """MessagePack maps with these fields: ``MessagePack(order=str, cents=int)``."""
     return Whole(MessagePackCodec(Fields.of(types)))
 
 
+@checks_call
 def Csv(*, delimiter: str = ",", quote: str = '"', null: str = "", **types: FieldType) -> Format:
     """A row of CSV with these cells, in this order: ``Csv(order=str, cents=int)``. The options are
     those of ``spouts.CsvCodec``."""
@@ -187,18 +195,22 @@ class CloudEvents(Whole):
     ``spouts.CloudEventsCodec``."""
 
     def __init__(self, data: Format | Codec, **options: Any) -> None:
+        called("CloudEvents", data, **options).check_options(options, options_of(CloudEventsCodec))
         events = CloudEventsCodec(_codec(data), **options)
         super().__init__(events)
         #: For ``headers=`` of ``read_kafka`` and of ``to_kafka``, as of the codec.
         self.header_codecs, self.headers = events.header_codecs, events.headers
 
 
+@checks_call
 def Compressed(inside: Format | Codec, compression: Compression, **options: Any) -> Format:
     """Values that are compressed one by one: "gzip", "zstd", "lz4", "snappy" or "bz2". ``options``:
     of ``spouts.CompressedCodec``."""
+    called("Compressed", inside, compression, **options).check_options(options, options_of(CompressedCodec))
     return Whole(CompressedCodec(_codec(inside), compression, **options))
 
 
+@checks_call
 def Finite(inside: Format | Codec) -> Format:
     """Another format, for which a value with a float that is NaN or infinite is bad, as of
     ``spouts.FiniteCodec``. ``Json`` refuses them by itself."""
@@ -209,9 +221,11 @@ def _codec(given: Format | Codec) -> Codec:
     return given.codec(given.schema.names) if isinstance(given, Format) else given
 
 
+@checks_call
 def Debezium(fields: Fields | pa.Schema, **options: Any) -> Format:
     """Change records of Debezium: the row after each change, and what ``metadata`` names.
     ``options``: of ``spouts.DebeziumCodec``."""
+    called("Debezium", fields, **options).check_options(options, options_of(DebeziumCodec))
     return Whole(DebeziumCodec(fields, **options))
 
 

@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from framework.call_site import ByName
+
 
 class RowsTable(list[Mapping[str, Any]]):
     """The rows of a sink: a list that notebooks show as a table."""
@@ -19,7 +21,7 @@ class RowsTable(list[Mapping[str, Any]]):
         return f"<table><tr>{head}</tr>{body}</table>"
 
 
-class Tables(dict[str, RowsTable]):
+class Tables(ByName[RowsTable]):
     """Sink -> its rows."""
 
     def __init__(self, tables: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:

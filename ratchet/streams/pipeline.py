@@ -3,19 +3,20 @@ sources, and ways to run it."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
 
+from framework.argument_checks import checks_arguments
+from framework.call_site import Call, called, nearest, without_none
 from framework.config import Config, default_address, variable_of
 from framework.coordination import CoordinationStore
-from framework.errors import ConfigError, RatchetError
+from framework.errors import ConfigError, RatchetError, TopologyError
 from framework.execution.plan import check_pickles
 from framework.streams import Pipeline as StreamsPipeline
 from framework.streams import Stream
-from framework.streams.argument_checks import checks_arguments
-from framework.streams.call_site import Call, called, nearest
 from framework.streams.hidden_columns import is_hidden
 from framework.streams.ports import StatefulSteps, Target
 from framework.submission import Executor, submit
@@ -26,7 +27,7 @@ from framework.transactions.run import Run
 from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.notebook_tables import RowsTable, Tables
 from ratchet.streams.server_addresses import Server
-from ratchet.streams.sources import Kafka, Rows, Topics, check_moment, check_options
+from ratchet.streams.sources import OPTIONS, Kafka, Rows, Topics, check_moment
 from ratchet.streams.stateful_steps import StatefulStepsIn
 from ratchet.streams.targets import Database, Store, Topic, mysql, postgres, sqlite
 from sinks import Mirror, TableJoiningCommitter
@@ -90,10 +91,19 @@ class Pipeline(StreamsPipeline):
         ``spouts.OpaqueKafkaTransactionalSpout``; give them where the first topic is read.
         """
         call = called("read_kafka", *([topics] if topics is not None else []))
-        names = (topics,) if isinstance(topics, str) else tuple(topics or ())
+        given: Any = (topics,) if isinstance(topics, str) or not isinstance(topics, Iterable) else topics
+        names: tuple[str, ...] = tuple(given) if topics is not None else ()
+        if not all(isinstance(each, str) for each in names):
+            raise call.mistake("give the name of a topic, or a list of names")
+        if headers is not None and not isinstance(headers, Mapping):
+            raise call.mistake(
+                f"headers is {headers!r}: give a format for each, as in headers={{'trace': Text('trace')}}"
+            )
         if bool(names) == (pattern is not None):
             raise call.mistake("name a topic, or give pattern=, one of the two")
-        check_options(call, options)
+        call.check_options(
+            options, [*(each for each in inspect.signature(self.read_kafka).parameters if each != "options"), *OPTIONS]
+        )
         for bound in ("start", "end"):
             check_moment(call, bound, options.get(bound))
         metadata = (metadata,) if isinstance(metadata, str) else tuple(metadata)
@@ -196,7 +206,7 @@ class Pipeline(StreamsPipeline):
         if wrong is not None:
             raise call.mistake(f"{wrong!r} is a {type(wrong).__name__}: give a list of mappings of columns to values")
         try:
-            schema = Fields.of(types).schema() if types else pa.Table.from_pylist(given).schema
+            schema = Fields.of(types).schema() if types else _schema_of(given)
         except (RatchetError, pa.ArrowException, TypeError) as error:
             raise call.mistake(error) from None
         if schema is None or not schema.names:
@@ -250,7 +260,9 @@ class Pipeline(StreamsPipeline):
 
     def batches(self, *, max_records: int | None = None, max_bytes: int | None = None) -> Self:
         """Limit a transaction to this many records, and about this many bytes."""
-        call = called("batches", max_records=max_records, max_bytes=max_bytes)
+        call = called("batches", **without_none(max_records=max_records, max_bytes=max_bytes))
+        if max_records is None and max_bytes is None:
+            raise call.mistake("give max_records=, max_bytes=, or both")
         if not isinstance(self._reading, Kafka):
             raise call.mistake("say it after read_kafka(...): it is about the topics that are read")
         given = {"batch_records_max": max_records, "batch_bytes_max": max_bytes}
@@ -344,6 +356,8 @@ class Pipeline(StreamsPipeline):
 
     def show(self, rows: int = 5, records: Mapping[str, Iterable[Any]] | None = None) -> Tables:
         """The first rows of each sink, as in ``test``."""
+        if records is None and isinstance(self._reading, Kafka):
+            raise called("show", rows).mistake(f"give rows, as in show({rows}, {_rows_of(self._reading.streams())})")
         return self.test(records).head(rows)
 
     def _check_addresses(self, config: Config) -> None:
@@ -402,13 +416,28 @@ class Pipeline(StreamsPipeline):
         return given
 
 
+def _schema_of(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """The types that Arrow finds for each column. Raises ``TopologyError``."""
+    fields = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        try:
+            fields.append(pa.field(name, pa.array([row.get(name) for row in rows]).type))
+        except (pa.ArrowException, TypeError) as error:
+            raise TopologyError(f"the values of {name!r} have no type in common: {error}") from None
+    return pa.schema(fields)
+
+
 def _named(given: object) -> str:
     """A value as a message names it."""
     return str(given) if isinstance(given, Store) else repr(given)
 
 
 def _example(sources: Iterable[str]) -> str:
-    return f"test({{{next(iter(sources))!r}: [...]}})"
+    return f"test({_rows_of(sources)})"
+
+
+def _rows_of(sources: Iterable[str]) -> str:
+    return f"{{{next(iter(sources))!r}: [...]}}"
 
 
 def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None:

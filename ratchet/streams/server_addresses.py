@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from framework.call_site import Call
 from framework.config import default_address, variable_of
 from framework.errors import ConfigError, TopologyError
-from framework.streams.call_site import Call
 
 T = TypeVar("T")
 #: Places -> an address that they take. No server answers at a name in ``.invalid`` (RFC 2606).

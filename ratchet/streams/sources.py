@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from framework.streams.call_site import Call, nearest
+from framework.call_site import Call
 from framework.streams.ports import EarlyFilter, Reading, Source
 from framework.topology import DEFAULT_STREAM, HIDDEN, RECORD_FIELDS, TOMBSTONE, Fields, Spout
 from ratchet.streams.formats import Format
@@ -156,12 +156,8 @@ class Kafka(Reading):
         self.added.append(topics)
 
 
-def check_options(call: Call, options: Mapping[str, Any]) -> None:
-    """Raise ``TopologyError`` for an option that the spout does not have."""
-    known = [name for name in inspect.signature(OpaqueKafkaTransactionalSpout).parameters if name not in _OWN]
-    unknown = next((name for name in options if name not in known), None)
-    if unknown is not None:
-        raise call.mistake(f"there is no option {unknown!r}{nearest(unknown, known)}")
+#: The options of ``read_kafka`` that are those of the spout.
+OPTIONS = tuple(name for name in inspect.signature(OpaqueKafkaTransactionalSpout).parameters if name not in _OWN)
 
 
 def check_moment(call: Call, what: str, given: object) -> None:

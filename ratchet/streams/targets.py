@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from framework.argument_checks import checks_place
+from framework.call_site import Call, called, options_of
 from framework.errors import TopologyError
-from framework.streams.call_site import Call, called, nearest
 from framework.streams.ports import Target
 from framework.topology import Bolt
 from ratchet.streams.formats import Format
@@ -92,9 +93,7 @@ class Topic(Target):
 
     def __init__(self, call: Call, topic: str | None, options: Mapping[str, Any]) -> None:
         known = [each for each in inspect.signature(KafkaSink).parameters if each not in ("topic", "at_least_once")]
-        unknown = next((each for each in options if each not in known), None)
-        if unknown is not None:
-            raise call.mistake(f"there is no option {unknown!r}{nearest(unknown, known)}")
+        call.check_options(options, known)
         for name in ("key", "value", "headers", "topic_from", "timestamp", "partition"):
             given = options.get(name)
             if isinstance(given, (Format, type)):
@@ -134,12 +133,14 @@ class Files(Target):
         return self._shown
 
 
+@checks_place
 def sqlite(path: str | os.PathLike[str], table: str | None = None) -> Database:
     """A table of a SQLite file; without ``table``, all of it, for ``mirror``."""
-    named = f"sqlite({os.fspath(path)!r}{_and(table)})"
+    named = f"sqlite({_path(path)!r}{_and(table)})"
     return Database(named, table, lambda name: SqliteBackend(path, name), lambda name: SqliteTable(path, name))
 
 
+@checks_place
 def postgres(dsn: str | None = None, table: str | None = None, *, schema: str | None = None) -> Database:
     """A table of a PostgreSQL database: ``postgres("postgresql://user@host/shop", "orders")``, by a
     libpq address. ``postgres("orders")`` is one of the database at ``postgres.url`` of the
@@ -167,6 +168,7 @@ def postgres(dsn: str | None = None, table: str | None = None, *, schema: str | 
     return Database(call.text, table, backend, rows, server)
 
 
+@checks_place
 def mysql(dsn: str | None = None, table: str | None = None) -> Database:
     """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``;
     ``mysql("orders")`` is one of the database at ``mysql.url`` of the configuration, or
@@ -193,6 +195,7 @@ def mysql(dsn: str | None = None, table: str | None = None) -> Database:
     return Database(call.text, table, backend, rows, server)
 
 
+@checks_place
 def redis(url: str | None, name: str | None = None) -> Store:
     """Hashes of a Redis server whose keys begin with ``name``: ``redis("redis://host:6379/0",
     "totals")``. ``redis("totals")`` is at ``redis.url`` of the configuration, or
@@ -210,15 +213,17 @@ def redis(url: str | None, name: str | None = None) -> Store:
     return Store(call.text, name, backend, server)
 
 
+@checks_place
 def parquet(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = None) -> Files:
     """A folder of Parquet files."""
-    place = os.fspath(path)
+    place = _path(path)
     return Files(f"parquet({place!r})", os.path.basename(place), lambda: ParquetTable(place, partition_by=partition_by))
 
 
+@checks_place
 def delta(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = None) -> Files:
     """A Delta Lake table."""
-    place = os.fspath(path)
+    place = _path(path)
 
     def table() -> FileTable:
         from sinks import DeltaLakeTable  # an extra
@@ -228,6 +233,7 @@ def delta(path: str | os.PathLike[str], *, partition_by: Sequence[str] | None = 
     return Files(f"delta({place!r})", os.path.basename(place), table)
 
 
+@checks_place
 def dead_letters(target: Store | str, **options: Any) -> Bolt:
     """The destination of records that cannot be decoded: a database, or the name of a Kafka topic,
     with the options of ``sinks.DeadLetterTopic``. For ``read_kafka(on_bad_record=...)``."""
@@ -235,6 +241,9 @@ def dead_letters(target: Store | str, **options: Any) -> Bolt:
         return target.dead_letters()
     if isinstance(target, Target):
         raise TopologyError(f"dead_letters({target}): dead letters can be in a database or a Kafka topic only")
+    if not isinstance(target, str):
+        raise TopologyError(f"{target!r} is a {type(target).__name__}: give a database, or the name of a Kafka topic")
+    called("dead_letters", target).check_options(options, options_of(DeadLetterTopic))
     return DeadLetterTopic(target, **options)
 
 
@@ -255,6 +264,12 @@ def _address_and_name(place: str, first: str | None, second: str | None) -> tupl
         first, second = None, first
     arguments = [*(["..."] if first is not None else []), *([repr(second)] if second is not None else [])]
     return replace(called(place), text=f"{place}({', '.join(arguments)})"), first, second
+
+
+def _path(path: object) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TopologyError(f"{path!r} is a {type(path).__name__}: give the path of a file or a folder")
+    return os.fspath(path)
 
 
 def _and(table: str | None) -> str:

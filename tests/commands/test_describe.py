@@ -26,3 +26,9 @@ def test_a_mistake_in_a_pipeline_is_one_line() -> None:
     assert (
         done.output == "error: tests.kit.orders_pipeline:nothing: module 'tests.kit.orders_pipeline' has no 'nothing'\n"
     )
+
+
+def test_what_is_no_pipeline_is_told_with_what_may_be_named() -> None:
+    done = CliRunner().invoke(app, ["tests.commands.test_describe:__doc__"], catch_exceptions=False)
+    assert "is a str: name a Pipeline, a Topology, or a function that makes one" in done.output
+    assert done.exit_code == 2

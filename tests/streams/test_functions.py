@@ -17,10 +17,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from framework.call_site import Call
 from framework.errors import BadRecordError, RetryableError, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.streams import function_calls
-from framework.streams.call_site import Call
 from framework.streams.function_calls import Calls, calls_of
 from framework.streams.stateless_steps import applied
 from framework.streams.steps_bolt import Branch, StepsBolt
@@ -192,6 +192,24 @@ def test_a_server_that_does_not_answer_is_asked_again_with_the_batch(kind: str) 
         calls(getattr(fails, kind), retries=1).results([7])
 
 
+@pytest.mark.parametrize(("refusals", "ends"), [(3, True), (1_000, False)])
+def test_a_test_ends_where_a_server_never_answers(refusals: int, ends: bool, tmp_path: Path) -> None:
+    def asks(row: dict[str, Any]) -> int:
+        with (tmp_path / "asked").open("a") as asked:
+            asked.write("x")
+        if (tmp_path / "asked").stat().st_size <= refusals:
+            raise ConnectionRefusedError("no one there")
+        return 1
+
+    pipeline = Pipeline("shop")
+    pipeline.read([{"n": 1}]).map(asks, x=int).append_into(parquet(tmp_path / "a"), name="a")
+    if ends:
+        assert list(pipeline.test()["a"]) == [{"x": 1}]
+        return
+    with pytest.raises(TopologyFailed, match=r"^rows-steps\[0\]: .*ConnectionRefusedError, 1 of 1 tries: no one there"):
+        pipeline.test()
+
+
 @pytest.mark.parametrize("kind", ["plain", "awaited"])
 def test_a_bad_row_is_not_tried_again(kind: str) -> None:
     fails = Fails(BadRecordError("7 is odd"))
@@ -344,7 +362,7 @@ def test_calls_of_an_attempt_that_is_cancelled_are_ended() -> None:
 
 ENDS = """
 import asyncio, threading
-from framework.streams.call_site import Call
+from framework.call_site import Call
 from framework.streams.function_calls import calls_of
 
 begun = threading.Event()

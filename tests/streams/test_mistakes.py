@@ -18,6 +18,7 @@ from framework.errors import ConfigError, TopologyError
 from ratchet import (
     Json,
     Pipeline,
+    RegistryAvro,
     Stream,
     Text,
     TopologyFailed,
@@ -28,10 +29,13 @@ from ratchet import (
     mysql,
     parquet,
     postgres,
+    quantile,
     redis,
+    session,
     sliding,
     sqlite,
     sum_,
+    top,
     tumbling,
 )
 from sinks import Count
@@ -161,7 +165,6 @@ MISTAKES: dict[str, Mistake] = {
     ".where: a stream has no 'where': use filter('cents > 0')": lambda p, s: s.where("cents > 5"),  # type: ignore[attr-defined]
     "a stream has no 'groupBy': use group_by('shop')": lambda p, s: s.groupBy("order"),  # type: ignore[attr-defined]
     "a stream has no 'agg': use group_by": lambda p, s: s.agg(n=count()),  # type: ignore[attr-defined]
-    "a stream has no 'upsert_into': use group_by": lambda p, s: s.upsert_into(DB),  # type: ignore[attr-defined]
     "a stream has no 'dedup': use deduplicate(...)": lambda p, s: s.dedup("order"),  # type: ignore[attr-defined]
     ".cents: a stream has no values to compute with": lambda p, s: s.filter(s.cents > 3),  # type: ignore[attr-defined]
     "['cents']: a stream has no values to compute with": lambda p, s: s.filter(s["cents"] > 3),
@@ -322,6 +325,107 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "map(_forgets): the function has no return with a value": lambda p, s: s.map(_forgets, cents=int),
     "filter(_forgets): the function has no return with a value": lambda p, s: s.filter(_forgets),
+    # Arguments of windows, aggregates and places.
+    "tumbling(size='1 h'): there is no argument 'size' (there are: length, origin, zone)": lambda p, s: tumbling(
+        size="1 h"  # type: ignore[call-arg]
+    ),
+    "hopping('5 min'): step is missing: add step='5 min'": lambda p, s: hopping("5 min"),  # type: ignore[call-arg]
+    "session(): gap is missing: add gap='30 min'": lambda p, s: session(),  # type: ignore[call-arg]
+    "tumbling('1'): the length of a window is '1': give a length of time": lambda p, s: tumbling("1"),
+    "hopping('5 min', '10 min'): windows of '5 min' every '10 min' leave gaps": lambda p, s: hopping("5 min", "10 min"),
+    "sliding('5 min', '10 min'): windows of '5 min' every '10 min' leave gaps": lambda p, s: sliding("5 min", "10 min"),
+    "sum_(): field is missing: add field='cents'": lambda p, s: sum_(),  # type: ignore[call-arg]
+    "top('cents', n=3): there is no argument 'n' (there are: field, most, bytes_max)": lambda p, s: top("cents", n=3),  # type: ignore[call-arg]
+    "quantile('cents', 99): Quantile('cents'): share is 99: give a number between 0 and 1": lambda p, s: quantile(
+        "cents", 99
+    ),
+    "postgres(...): there is no argument 'shema'; is it 'schema'? (there are: dsn, table, schema)": lambda p, s: (
+        postgres("orders", shema="sales")  # type: ignore[call-arg]
+    ),
+    "postgres(...): there is no argument 'password' (there are: dsn, table, schema)": lambda p, s: postgres(
+        "orders", password="ahem"
+    ),  # type: ignore[call-arg]
+    "parquet(...): there is no argument 'partition'; is it 'partition_by'?": lambda p, s: parquet(
+        "orders",
+        partition="order",  # type: ignore[call-arg]
+    ),
+    "sqlite(...): path is missing: add path='shop.db'": lambda p, s: sqlite(table="orders"),  # type: ignore[call-arg]
+    "Text('order', 'utf-8'): it takes field by position, and 2 are given so": lambda p, s: Text("order", "utf-8"),  # type: ignore[call-arg]
+    "there is no option 'regstry'; is it 'registry'?": lambda p, s: RegistryAvro("orders", regstry="http://r:8081"),
+    "Pipeline(): name is missing: add name='seen', the id": lambda p, s: Pipeline(),  # type: ignore[call-arg]
+    "Pipeline('my shop'): pipeline id 'my shop' is not usable": lambda p, s: Pipeline("my shop"),
+    "there is no option 'on_bad_records'; is it 'on_bad_record'?": lambda p, s: Pipeline("x").read_kafka(
+        "orders", on_bad_records="skip"
+    ),
+    "map(<lambda>, batch_size=5, word=str): there is no argument 'batch_size' (there are: function, setup": lambda p, s: (
+        s.map(
+            lambda row: row,
+            batch_size=5,  # type: ignore[arg-type]
+            word=str,
+        )
+    ),
+    "batches(): give max_records=, max_bytes=, or both": lambda p, s: _of_kafka().batches(),
+    # Operators in a wrong order, and what has no windows or no key.
+    "when_closed(): only windows close: begin with window(tumbling('1 h'), on=...), and then group_by(...)": (
+        lambda p, s: s.group_by("order").agg(n=count()).when_closed()
+    ),
+    "a stream has no 'upsert_into', which needs one row per key: use latest_by(...).upsert_into(...)": lambda p, s: (
+        s.upsert_into(DB)  # type: ignore[attr-defined]
+    ),
+    "agg(order=Count(field=None)): there is a column 'order' in the key already": lambda p, s: s.group_by("order").agg(
+        order=count()
+    ),
+    "agg(n=count()) goes after group_by(...)": lambda p, s: s.with_columns(n=count()),  # type: ignore[arg-type]
+    "<lambda> is a function: use map(...)": lambda p, s: s.with_columns(n=lambda row: 1),  # type: ignore[arg-type]
+    "branch(large='cents + 1'): a condition is true or false, and this is int64": lambda p, s: s.branch(
+        all="cents > 3", large="cents + 1"
+    ),
+    "['larg']: there is no 'larg'; is it 'large'? (there are: large, other)": lambda p, s: s.branch(
+        large="cents > 5", other="true"
+    )["larg"],
+    ".large: write ['large']": lambda p, s: s.branch(large="cents > 5").large,  # type: ignore[attr-defined]
+    "['order']: there is no 'order'; is it 'orders'? (there are: orders)": lambda p, s: p.test({"rows": ROWS})["order"],
+    "show(5): give rows, as in show(5, {'orders': [...]})": lambda p, s: _of_kafka().show(5),
+    "append_into(): target is missing: add target=sqlite('shop.db', 'orders')": lambda p, s: s.append_into(),  # type: ignore[call-arg]
+    "sqlite(...): 5 is a int: give the path of a file or a folder": lambda p, s: sqlite(5, "orders"),  # type: ignore[arg-type]
+    "dead_letters(...): 5 is a int: give a database, or the name of a Kafka topic": lambda p, s: dead_letters(5),  # type: ignore[arg-type]
+    "dead_letters('bad'): there is no option 'bootstrap'; is it 'bootstrap_servers'?": lambda p, s: dead_letters(
+        "bad", bootstrap="h:1"
+    ),
+    "read_kafka(5): give the name of a topic": lambda p, s: Pipeline("x").read_kafka(5),  # type: ignore[arg-type]
+    "headers is ['trace']: give a format for each": lambda p, s: Pipeline("x").read_kafka(
+        "orders",
+        headers=["trace"],  # type: ignore[arg-type]
+    ),
+    "read('...'): the values of 'b' have no type in common": lambda p, s: Pipeline("x").read(
+        [{"a": 1, "b": 2}, {"a": 1, "b": "x"}]
+    ),
+    "'cents / 100' is no column: name what it gives, as in group_by(part=": lambda p, s: s.group_by("cents / 100"),
+    "cast(at=bool): casting from Datetime": lambda p, s: s.cast(at=bool),
+    ".read_kafak: a pipeline has no 'read_kafak': use read_kafka(...)": lambda p, s: p.read_kafak("o"),  # type: ignore[attr-defined]
+    "a pipeline has no 'start': use run(config) or submit(config)": lambda p, s: p.start(),  # type: ignore[attr-defined]
+    "a pipeline has no 'filter': a stream has it: begin with read_kafka(...).filter(...)": lambda p, s: p.filter("a"),  # type: ignore[attr-defined]
+    "a pipeline has no 'windowing': it has read_kafka, read, spout": lambda p, s: p.windowing(),  # type: ignore[attr-defined]
+    "rename(['order']): ['order'] is a list: give new names, as in rename(old='new')": lambda p, s: s.rename(
+        ["order"]  # type: ignore[arg-type]
+    ),
+    "'*' is all columns: with_columns(...) keeps them": lambda p, s: s.select("*", euros="cents / 100"),
+    "late('both'): give 'left' or 'right', the side of the join": lambda p, s: (
+        _kept()
+        .join(_KEPT[-1].filter("cents > 0").rename(cents="paid"), on="order", times="at", within="1 h", name="j")
+        .late("both")  # type: ignore[arg-type]
+    ),
+    # SQL that is written as Python, or as another SQL.
+    "'cents > 1 && cents < 9' is no SQL expression: write AND, not &&": lambda p, s: s.filter("cents > 1 && cents < 9"),
+    "'cents is None' is no SQL expression: write IS NULL, not is None": lambda p, s: s.filter("cents is None"),
+    "is no SQL expression: write IN (...), not in [": lambda p, s: s.filter("cents in [1, 2]"),
+    "'1 < cents < 5' compares a condition with a number: write 'a > 1 AND a < 5'": lambda p, s: s.filter(
+        "1 < cents < 5"
+    ),
+    "'cents < 1 | cents > 5' compares a condition with a number": lambda p, s: s.filter("cents < 1 | cents > 5"),
+    "there is no column 'web' (there are: order, cents, tags, at); a text is written \"'web'\"": lambda p, s: s.filter(
+        '"order" = "web"'
+    ),
 }
 
 _KEPT: list[Stream] = []
@@ -432,6 +536,7 @@ def test_streams_with_the_same_columns_in_another_order_are_merged(tmp_path: Any
     [
         (lambda s: s.map(lambda row: 1767225600, x=datetime.datetime), "1767225600 for 'x', and a number of a time"),
         (lambda s: s.map(lambda row: (each for each in "ab"), x=str), "the function yields rows: use flat_map"),
+        (lambda s: s.map(lambda row: (1, "a"), n=int, x=int), "it returned for 'x' is no int64"),
         (lambda s: s.flat_map(lambda row: "ab", x=str), "it returned 'ab', which is no list of rows"),
         (lambda s: s.flat_map(lambda row: None, x=str), "it returned None, which is no list of rows"),
     ],

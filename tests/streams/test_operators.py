@@ -13,8 +13,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from framework.call_site import Call
 from framework.coordination import MemoryStore
-from framework.streams.call_site import Call
 from framework.streams.stateless_steps import Filter, applied
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions.run import TopologyFailed

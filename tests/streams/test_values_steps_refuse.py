@@ -12,8 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from framework.call_site import Call
 from framework.errors import BadRecordError
-from framework.streams.call_site import Call
 from framework.streams.ports import EarlyFilter
 from framework.streams.row_growth_limits import PART_BYTES
 from framework.streams.stateless_steps import Explode

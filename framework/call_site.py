@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from framework.errors import TopologyError, escaped
 
+V = TypeVar("V")
+
 #: The code between a user's line and an operator.
 _OURS = tuple(
-    str(Path(__file__).resolve().parents[2] / package) + os.sep for package in ("framework/streams", "ratchet")
+    str(Path(__file__).resolve().parents[1] / part)
+    for part in (
+        *(package + os.sep for package in ("framework/operators", "framework/streams", "ratchet")),
+        "framework/call_site.py",
+        "framework/argument_checks.py",
+    )
 )
 #: More columns than this are not listed in a message.
 _SHOWN_MAX = 12
@@ -35,17 +44,51 @@ class Call:
         """The error for a column that is not there. ``more``: what else may be meant."""
         return self.mistake(f"there is no column {name!r}{nearest(name, columns)}{more}")
 
+    def check_options(self, given: Iterable[str], known: Iterable[str]) -> None:
+        """Raise ``TopologyError`` for an option that is not known."""
+        names = list(known)
+        unknown = next((name for name in given if name not in names), None)
+        if unknown is not None:
+            raise self.mistake(f"there is no option {unknown!r}{nearest(unknown, names)}")
+
     def __str__(self) -> str:
         return f"{self.place}: {self.text}"
 
 
-def called(operator: str, *arguments: object, **named: object) -> Call:
+class UnknownNameError(TopologyError, KeyError, AttributeError):
+    """A name that is not in a dictionary of streams, or of rows."""
+
+    __str__ = Exception.__str__  # KeyError's own would quote the message
+
+
+class ByName(dict[str, V]):
+    """A dictionary that says, with the user's line, which names there are."""
+
+    def __missing__(self, name: object) -> NoReturn:
+        call = replace(called(""), text=f"[{name!r}]")
+        raise UnknownNameError(str(call.mistake(f"there is no {name!r}{nearest(str(name), self)}")))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        call = replace(called(""), text=f".{name}")
+        said = f"write [{name!r}]" if name in self else f"there is no {name!r}{nearest(name, self)}"
+        raise UnknownNameError(str(call.mistake(said)))
+
+
+def called(operator: str, /, *arguments: object, **named: object) -> Call:
     """The call of an operator, with the place of the nearest frame that is not ours."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     shown = [*map(_shown, arguments), *(f"{name}={_shown(value)}" for name, value in named.items())]
     return Call(f"{operator}({', '.join(shown)})", f"{_near(frame.f_code.co_filename)}:{frame.f_lineno}")
+
+
+def options_of(function: Callable[..., object]) -> list[str]:
+    """The arguments that a function takes by name only."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
 
 def without_none(**named: object) -> dict[str, object]:
