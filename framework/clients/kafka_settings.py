@@ -181,6 +181,7 @@ class KafkaSettings:
                 if near
                 else "no Kafka brokers are named: give bootstrap_servers=, or kafka.bootstrap.servers in the configuration"
             )
+        _check_tokens(merged._settings)
         return merged
 
     @property
@@ -264,6 +265,19 @@ def _function(where: str) -> Callable[[str], Any]:
     if not callable(found):
         raise ConfigError(f"Kafka setting {_TOKENS!r}: {where} is no function")
     return found  # type: ignore[no-any-return]
+
+
+def _check_tokens(settings: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for OAUTHBEARER without a source of tokens: librdkafka would wait for
+    one, and no client would connect."""
+    mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms"))
+    has_method = settings.get("sasl.oauthbearer.method", "default") != "default"
+    has_own = settings.get(_TOKENS) or settings.get("enable.sasl.oauthbearer.unsecure.jwt")
+    if mechanism == "OAUTHBEARER" and not has_method and not has_own:
+        raise ConfigError(
+            f"Kafka settings: OAUTHBEARER needs tokens: set 'sasl.oauthbearer.method' to 'oidc', with the settings of your "
+            f"identity provider, or {_TOKENS!r} to a function, as docs/operating/kafka-security.md shows"
+        )
 
 
 def _check_keytab(path: str | None) -> None:

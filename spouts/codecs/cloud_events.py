@@ -87,13 +87,27 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         """The codecs of the headers, for the spout: in binary mode, of the attributes."""
         return {PREFIX + name: TextCodec(PREFIX + name) for name in self._attributes} if self._is_binary else {}
 
-    def headers(self) -> dict[str, str | bytes]:
+    def headers(self, **shared: str) -> dict[str, str | bytes]:
         """The headers that ``KafkaSink(headers=...)`` adds. Other libraries tell the modes apart by
-        them. In binary mode, the fields of the attributes are text."""
+        them. In binary mode, the fields of the attributes are text, and ``shared`` are attributes
+        that are the same in all events: ``headers(source="/shop")``. Raises ``TopologyError`` for
+        events without ``id``, ``source`` or ``type``."""
         if not self._is_binary:
+            if shared:
+                raise TopologyError(
+                    f"CloudEventsCodec: {min(shared)} is no header in structured mode: make it a column"
+                )
             return {"content-type": _STRUCTURED}
-        fixed = {f"{PREFIX}specversion": _VERSION.encode(), "content-type": self._content_type.encode()}
-        return {**fixed, **{PREFIX + name: PREFIX + name for name in self._attributes}}
+        missing = [each for each in _REQUIRED if each not in self._attributes and not shared.get(each)]
+        if missing:
+            raise TopologyError(
+                f"CloudEventsCodec: an event needs {missing[0]}: name it in attributes, or give one for all: "
+                f"headers({missing[0]}='...')"
+            )
+        fixed = {"specversion": _VERSION, **shared}
+        made: dict[str, str | bytes] = {PREFIX + name: value.encode() for name, value in fixed.items()}
+        made |= {PREFIX + name: PREFIX + name for name in self._attributes}
+        return {**made, "content-type": self._content_type.encode()}
 
     def decode_good(self, values: Values) -> tuple[pa.RecordBatch, list[BadRecord]]:
         if self._is_binary:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
 from framework import Config, Run, submit
+from framework.clients.kafka_settings import KafkaSettings
 from framework.clients.kafka_token_errors import token_failure
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
@@ -224,3 +226,12 @@ def test_a_long_answer_is_cut_to_a_line() -> None:
     assert token_failure("Receive failed: Disconnected") is None
     found = token_failure("Failed to acquire SASL OAUTHBEARER token: <html>\n" + "<p>x</p>\n" * 1_000)
     assert found is not None and len(str(found)) < 400 and "\n" not in str(found)
+
+
+@pytest.mark.parametrize("more", [{}, {"sasl.oauthbearer.method": "default"}, {"oauth_cb": None}])
+def test_settings_without_a_source_of_tokens_are_refused(more: dict[str, Any]) -> None:
+    settings = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER", **more}
+    with pytest.raises(ConfigError, match="OAUTHBEARER needs tokens: set 'sasl.oauthbearer.method' to 'oidc'"):
+        KafkaSettings("here:9092", settings).with_conf({})
+    for source in ({"sasl.oauthbearer.method": "oidc"}, {"oauth_cb": print}):
+        KafkaSettings("here:9092", {**settings, **source}).with_conf({})

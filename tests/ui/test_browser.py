@@ -271,6 +271,26 @@ def test_a_rate_falls_to_0_and_an_axis_has_each_tick_once(browser: Browser) -> N
             assert len(ticks) == len(set(ticks)), ticks
 
 
+@pytest.mark.slow
+def test_the_pace_and_the_time_to_the_next_plan_are_shown(browser: Browser) -> None:
+    source = Told("words")
+    counts = {"lag": 1, "committed_rows": 5, "epoch": 1, "rows_per_second": 0.0, "attempts_failed": 0}
+    pace = {
+        "topology.commit.interval": 120,
+        "topology.commit.records.min": 500,
+        "topology.commit.bytes.min": 100_000,
+        "topology.rate.records.per.second": 15,
+    }
+    source.live["status"] = {
+        **counts, "bad_records": 0, "lost_records": 0, "failures_last_hour": 0, "pace": pace, "planned_in_s": 42.0
+    }  # fmt: skip
+    with served(source) as port, Watched(browser) as tab:
+        page = shown(tab, port, "/topology?id=words")
+        wait_for(lambda: figure(page, "Pace") == "42 s")
+        words = "interval 120, records.min 500, bytes.min 100K, rate.records.per.second 15"
+        assert words in page.locator("body").inner_text()
+
+
 class Many(Told):
     """A root with twenty topologies. ``lag``: of each of them, now. ``turn``: which are in
     trouble."""

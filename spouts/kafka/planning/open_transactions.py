@@ -28,6 +28,8 @@ class OpenTransactions:
     def __init__(self) -> None:
         #: Where the logs end. Replaced, never changed.
         self.ends: Mapping[str, Offset] = {}
+        #: Whether ``tell`` says nothing.
+        self.is_silent = False
         self._looked_at = -math.inf
         self._open: dict[str, tuple[int, float, bool]] = {}  # stable offset, since when, whether it was reported
 
@@ -38,7 +40,7 @@ class OpenTransactions:
 
     def tell(self, partition: str, stable: int) -> None:
         """Say that records are behind the end that was just fixed, if there are any."""
-        if hidden := self.records(partition, stable):
+        if not self.is_silent and (hidden := self.records(partition, stable)):
             _log.warning("source.hidden_records", partition=partition, stable_offset=stable, records=hidden)
 
     def look(self, metadata: KafkaMetadata, stable: Mapping[str, Offset], *, now: bool = False) -> None:

@@ -354,7 +354,7 @@ def test_what_a_codec_writes_a_spout_reads_with_it(topics: Topics, name: str) ->
             value_codec=codec,
             key=["ce_id", "n"],
             key_codec=key,
-            headers=codec.headers(),
+            headers=codec.headers(source="/shop"),
             bootstrap_servers=topics.bootstrap_servers,
             at_least_once=True,
         )
@@ -364,7 +364,8 @@ def test_what_a_codec_writes_a_spout_reads_with_it(topics: Topics, name: str) ->
     read = codec.decode([each.value() for each in found]).to_pylist()
     ids = [dict(each.headers())["ce_id"].decode() for each in found]
     assert sorted(zip(ids, (row["n"] for row in read), strict=True)) == sorted((str(n), n) for n in range(20))
-    assert dict(found[0].headers())["ce_specversion"] == b"1.0"
+    headers = dict(found[0].headers())
+    assert (headers["ce_specversion"], headers["ce_source"]) == (b"1.0", b"/shop")
 
 
 @pytest.mark.integration

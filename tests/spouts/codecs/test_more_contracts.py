@@ -437,12 +437,17 @@ def test_binary_events_have_their_attributes_in_headers() -> None:
         "ce_id": ("ce_id",),
         "ce_type": ("ce_type",),
     }
-    assert codec.headers() == {
+    assert codec.headers(source="/käse") == {
         "ce_specversion": b"1.0",
+        "ce_source": "/käse".encode(),
         "content-type": b"application/json",
         "ce_id": "ce_id",
         "ce_type": "ce_type",
     }
+    with pytest.raises(
+        TopologyError, match=r"an event needs source: name it in attributes, or .*headers\(source='...'\)"
+    ):
+        codec.headers()
     batch = pa.RecordBatch.from_pylist([{"n": 1, "ce_id": "1", "ce_type": "t"}])
     codec.check_encodable(Fields.of_schema(batch.schema))
     assert codec.encode(batch).to_pylist() == [b'{"n":1}']
@@ -456,6 +461,8 @@ def test_structured_events_have_a_header_by_which_other_libraries_know_them() ->
     codec = CloudEventsCodec(JsonCodec(Fields(n=int)))
     assert codec.headers() == {"content-type": b"application/cloudevents+json; charset=UTF-8"}
     assert codec.header_codecs() == {}
+    with pytest.raises(TopologyError, match="source is no header in structured mode"):
+        codec.headers(source="/shop")
 
 
 def test_a_format_of_events_has_the_headers_of_its_codec() -> None:
