@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Union
 
@@ -194,7 +195,8 @@ def _source(topology: Topology, config: Config) -> str:
     try:
         planner.check()
         if not _is_known_to_have_run(topology, config):
-            planner.check_first_plan()
+            with suppress(RetryableError):  # the run waits for it, such as for a leader
+                planner.check_first_plan()
         partitions = planner.partitions()
         ImmutableSource(planner, topology.skips_replays()).check(partitions)
         return f"{len(partitions)} partitions"
