@@ -121,7 +121,8 @@ def _users_errors(name: str) -> Iterator[None]:
         raise
     except ConfigError as error:
         line = users_line(error)
-        if not line:
+        place = line.partition(": ")[0].rpartition(os.sep)[2]
+        if not line or f"{place}: " in str(error):
             raise
         raise ConfigError(f"{line}: {error}") from error
     except RatchetError:

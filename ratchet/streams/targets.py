@@ -240,7 +240,7 @@ def dead_letters(target: Store | str, **options: Any) -> Bolt:
     if isinstance(target, Store):
         return target.dead_letters()
     if isinstance(target, Target):
-        raise TopologyError(f"dead_letters({target}): dead letters can be in a database or a Kafka topic only")
+        raise TopologyError(f"{target}: dead letters can be in a database or a Kafka topic only")
     if not isinstance(target, str):
         raise TopologyError(f"{target!r} is a {type(target).__name__}: give a database, or the name of a Kafka topic")
     called("dead_letters", target).check_options(options, options_of(DeadLetterTopic))

@@ -60,8 +60,14 @@ FOUND_FIRST = {
     ),
     "a length of time that is none": (
         "from ratchet import tumbling\n\ndef topology():\n    return tumbling('5 parsecs')\n",
-        "error: {folder}/mine.py:5: return tumbling('5 parsecs'): the length of a window is '5 parsecs': give a length of time, "
+        "error: mine.py:5: tumbling('5 parsecs'): the length of a window is '5 parsecs': give a length of time, "
         "such as '30 s', '5 min', '1 h', '1 day', or seconds as a number\n",
+    ),
+    "a spout of a topic that cannot be": (
+        "def topology():\n    return kafka({'app.topic': 'a b', 'app.kafka': 'here:9092'})\n",
+        'error: {folder}/base.py:22: return OpaqueKafkaTransactionalSpout([app["app.topic"]], '
+        "bootstrap_servers=app[\"app.kafka\"], codec=codec): 'a b' is not a Kafka topic name: 1 to 249 letters, digits, "
+        "'.', '_' and '-'\n",
     ),
     "a syntax error": (
         "def topology(:\n",

@@ -30,7 +30,7 @@ def run_as_a_process(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProce
         (("nowhere:topology",), "there is no module 'nowhere'"),
         (("examples.nowhere:topology",), "there is no module 'examples.nowhere'"),
         (("ratchet.demo.flights:nothing",), "module 'ratchet.demo.flights' has no 'nothing'"),
-        (("ratchet.demo.flights:TOPIC",), "ratchet.demo.flights:TOPIC is a str: name a Topology"),
+        (("ratchet.demo.flights:TOPIC",), "ratchet.demo.flights:TOPIC is a str: name a Pipeline, a Topology"),
         (
             ("ratchet.demo.flights:topology", "--set", "topology.max.spout.pendign=2"),
             "did you mean 'topology.max.spout.pending'",
