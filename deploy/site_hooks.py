@@ -1,5 +1,5 @@
-"""What the site does beside Markdown: it lists the decisions, from their files, and names the
-theme's dialog for those who hear the page."""
+"""What the site does beside Markdown: it lists the decisions, from their files, weighs pages in a
+search, and names the theme's dialog for those who hear the page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 _DECISIONS = "internals/decisions.md"
+#: Beginnings of pages, and how much their words weigh in a search: beside other pages, long tables
+#: would count too little, and decisions and docstrings too much.
+_WEIGHTS = {"configuration.md": 8, "adr/": 0.2, "reference/api/": 0.4}
 _SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
 
 
@@ -22,6 +25,9 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
+    weight = next((each for begin, each in _WEIGHTS.items() if page.file.src_uri.startswith(begin)), None)
+    if weight is not None:
+        page.meta["search"] = {"boost": weight}
     if page.file.src_uri != _DECISIONS:
         return markdown
     return markdown + "\n" + "\n".join(f"* [{title}](../adr/{path.name})" for title, path in _decisions(config)) + "\n"

@@ -16,7 +16,6 @@ METRICS_PAGE = DOCS / "metrics.md"
 def page() -> str:
     """The page as it must be."""
     lines = [
-        *("---", "search:", "  boost: 3", "---", ""),
         "# Configuration keys",
         "",
         "In a TOML file (`--config`), nested tables become dotted keys; `--set KEY=VALUE` overrides the",
