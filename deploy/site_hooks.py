@@ -1,5 +1,5 @@
-"""What the site does beside Markdown: it lists the decisions, from their files, weighs pages in a
-search, and names the theme's dialog for those who hear the page."""
+"""Hooks of the site: they list the decisions, from their files, weigh pages in a search, and name
+the theme's dialog for those who hear the page."""
 
 from __future__ import annotations
 

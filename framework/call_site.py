@@ -21,7 +21,7 @@ _OURS = tuple(
     for part in (
         *(package + os.sep for package in ("framework/operators", "framework/streams", "ratchet")),
         "framework/call_site.py",
-        "framework/argument_checks.py",
+        "framework/user_call_argument_checks.py",
     )
 )
 #: More columns than this are not listed in a message.

@@ -194,9 +194,8 @@ def _source(topology: Topology, config: Config) -> str:
     planner = planner_of(topology, conf)
     try:
         planner.check()
-        if not _is_known_to_have_run(topology, config):
-            with suppress(RetryableError):  # the run waits for it, such as for a leader
-                planner.check_first_plan()
+        with suppress(RetryableError):  # the run waits for it, such as for a leader
+            planner.check_first_plan(lambda: _is_known_to_have_run(topology, config))
         partitions = planner.partitions()
         ImmutableSource(planner, topology.skips_replays()).check(partitions)
         return f"{len(partitions)} partitions"

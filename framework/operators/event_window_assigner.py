@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.argument_checks import checks_call
 from framework.durations import Duration, length_of, micros_above_0, micros_of
 from framework.errors import ConfigError
 from framework.operators.timestamps import micros_since_epoch
+from framework.user_call_argument_checks import checks_call
 
 _SECOND, _DAY = 1_000_000, 86_400_000_000
 #: No clock was ever set forward by more, except over whole days.

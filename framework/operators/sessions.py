@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from framework.argument_checks import checks_call
 from framework.durations import Duration, length_of, micros_above_0
+from framework.user_call_argument_checks import checks_call
 
 Micros = np.ndarray[Any, np.dtype[np.int64]]
 

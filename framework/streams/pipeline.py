@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pyarrow as pa
 
-from framework.argument_checks import checks_arguments
 from framework.call_site import Call, called
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, RatchetError, TopologyError
@@ -49,6 +48,7 @@ from framework.topology.builder import TopologyMaker
 from framework.topology.graph import checked_parallelism, valid_id
 from framework.topology.groupings import AllGrouping, GlobalGrouping
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
+from framework.user_call_argument_checks import checks_arguments
 
 
 @checks_arguments

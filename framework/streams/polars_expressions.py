@@ -24,7 +24,7 @@ _CLOCK = re.compile(r"\b(now|current_timestamp|current_date|current_time|localti
 _GATHERING = frozenset({"Agg", "Over", "Rolling", "Sort", "SortBy", "Gather", "Slice"})
 _COMPARISONS = frozenset({"Eq", "NotEq", "Lt", "LtEq", "Gt", "GtEq"})
 _NULL = {"Literal": {"Scalar": {"Null": "Null"}}}
-#: What other languages write -> what SQL writes.
+#: Words of other languages -> the SQL for them.
 _NOT_SQL = (
     ("&&", "AND"),
     ("!(", "NOT ("),

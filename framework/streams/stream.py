@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import polars as pl
 import pyarrow as pa
 
-from framework.argument_checks import checks_arguments
 from framework.call_site import ByName, Call, called, without_none
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, TopologyError
@@ -69,6 +68,7 @@ from framework.topology.groupings import (
     LocalOrShuffleGrouping,
     ShuffleGrouping,
 )
+from framework.user_call_argument_checks import checks_arguments
 
 if TYPE_CHECKING:
     from framework.streams.pipeline import Pipeline

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import polars as pl
 import pyarrow as pa
 
-from framework.argument_checks import checks_arguments
 from framework.call_site import Call, called, without_none
 from framework.durations import Duration
 from framework.errors import ConfigError, RatchetError, TopologyError
@@ -25,6 +24,7 @@ from framework.streams.stateless_steps import SESSION_END, WINDOW_END, WINDOW_ST
 from framework.streams.unknown_operator_hints import of_grouped, of_table
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
+from framework.user_call_argument_checks import checks_arguments
 
 if TYPE_CHECKING:
     from framework.streams.stream import Stream

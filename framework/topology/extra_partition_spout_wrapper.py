@@ -209,8 +209,8 @@ class PlannerWrapper(PartitionPlanner):
     def check(self) -> None:
         self._planner.check()
 
-    def check_first_plan(self) -> None:
-        self._planner.check_first_plan()
+    def check_first_plan(self, has_run: Callable[[], bool]) -> None:
+        self._planner.check_first_plan(has_run)
 
     def source_identity(self) -> Mapping[str, Any]:
         return self._planner.source_identity()

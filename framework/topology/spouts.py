@@ -482,9 +482,10 @@ class PartitionPlanner(ABC):
         part, and ``RetryableError`` when a server does not answer. Called before a topology starts,
         by ``ratchet check`` and ``ratchet run``."""
 
-    def check_first_plan(self) -> None:
+    def check_first_plan(self, has_run: Callable[[], bool]) -> None:
         """As ``check``, of what only the first plan of a topology needs, such as the offsets where
-        reading begins. Called in addition when nothing was committed yet."""
+        reading begins. ``has_run``: whether something was committed before; it asks ZooKeeper, so
+        call it only where it matters."""
 
     def source_identity(self) -> Mapping[str, Any]:
         """Return the properties of the source that must not change while a topology's state exists;

@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from framework.argument_checks import checks_call
 from framework.topology.fields import FieldType
+from framework.user_call_argument_checks import checks_call
 from sinks import (
     Aggregate,
     ApproxDistinct,

@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.argument_checks import checks_call
 from framework.call_site import Call, called, options_of
 from framework.config import default_address
 from framework.errors import ConfigError, TopologyError
 from framework.topology import Fields
 from framework.topology.fields import FieldType
+from framework.user_call_argument_checks import checks_call
 from ratchet.streams.server_addresses import Server, not_set
 from spouts import (
     AvroCodec,

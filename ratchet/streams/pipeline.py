@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from framework.argument_checks import checks_arguments
 from framework.call_site import Call, called, nearest, without_none
 from framework.config import Config, default_address, variable_of
 from framework.coordination import CoordinationStore
@@ -24,6 +23,7 @@ from framework.testing import Fault, run_on
 from framework.topology import HIDDEN, RECORD_FIELDS, TOMBSTONE, Bolt, Fields
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
+from framework.user_call_argument_checks import checks_arguments
 from ratchet.streams.formats import Bytes, Format, format_of
 from ratchet.streams.notebook_tables import RowsTable, Tables
 from ratchet.streams.server_addresses import Server

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from framework.argument_checks import checks_place
 from framework.call_site import Call, called, options_of
 from framework.errors import TopologyError
 from framework.streams.ports import Target
 from framework.topology import Bolt
+from framework.user_call_argument_checks import checks_place
 from ratchet.streams.formats import Format
 from ratchet.streams.server_addresses import Server, is_address, server_of
 from sinks import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
@@ -133,23 +133,27 @@ class WindowedCommitter(AggregatingCommitter):
 
     def _changed(self, came: Mapping[Key, Value]) -> dict[Key, Value]:
         """The windows with these records, and their values."""
-        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
-        held = self.state.multi_get(list(came))
+        merge, held = self._merger(), self.state.multi_get(list(came))
         return {
-            key: merge(nothing if before is None else _row(before), values)
+            key: merge(None if before is None else _row(before), values)
             for (key, values), before in zip(came.items(), held, strict=True)
         }
+
+    def _merger(self) -> Callable[[Value | None, Value], Value]:
+        """Adds the values of a transaction to those of a window; None: it is new."""
+        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
+        return lambda before, values: merge(nothing if before is None else before, values)
 
     def _ended(
         self, ending: Mapping[Key, Value], corrected: Iterable[tuple[Key, Value]], watermarks: Watermarks
     ) -> Iterator[list[_Ended]]:
         """Pages of the windows that the transaction sends, in their order."""
-        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
+        merge = self._merger()
         # On a first attempt, nothing else has written in its transaction.
         held = self._attempt is None or self._attempt.attempt_id != 1
         own = [
             *(_Ended(key, values, held=True, came=False) for key, values in corrected),
-            *(_Ended(key, merge(nothing, values), held, came=True) for key, values in ending.items()),
+            *(_Ended(key, merge(None, values), held, came=True) for key, values in ending.items()),
         ]
         due = (
             [_Ended(key, values, held=True, came=False) for key, values in page]

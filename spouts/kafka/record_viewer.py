@@ -11,7 +11,7 @@ from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
 from framework.topology import SourceRecord
-from spouts.kafka.consumer.on_demand_consumer import OnDemandConsumer
+from spouts.kafka.consumer.lazily_connected_consumer import LazilyConnectedConsumer
 from spouts.kafka.partition_plan_entries import topic_and_number
 
 _ANSWER_S = 10.0
@@ -19,7 +19,7 @@ _ANSWER_S = 10.0
 _LITTLE = {"queued.min.messages": 1, "fetch.min.bytes": 1}
 
 
-class RecordViewer(OnDemandConsumer):
+class RecordViewer(LazilyConnectedConsumer):
     """Shows single records."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:

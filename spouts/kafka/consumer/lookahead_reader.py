@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka.consumer.damaged_batches import after_damage
-from spouts.kafka.consumer.on_demand_consumer import OnDemandConsumer
+from spouts.kafka.consumer.lazily_connected_consumer import LazilyConnectedConsumer
 from spouts.kafka.consumer.range_consumer import DAMAGED
 from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
 
@@ -29,7 +29,7 @@ class Ahead(NamedTuple):
     is_end: bool = False
 
 
-class LookaheadReader(OnDemandConsumer):
+class LookaheadReader(LazilyConnectedConsumer):
     """Reads the partitions that were begun, each from its own position."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:

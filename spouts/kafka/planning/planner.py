@@ -233,8 +233,8 @@ class KafkaPlanner(PartitionPlanner):
         self._metadata.check_topics()
         self._metadata.ends(patient=False)
 
-    def check_first_plan(self) -> None:
-        if not self._source.is_plain or self._end.is_bounded:
+    def check_first_plan(self, has_run: Callable[[], bool]) -> None:
+        if (not self._source.is_plain or self._end.is_bounded) and not has_run():
             self._open_transactions.is_silent = True  # the run tells what is hidden
             self.plan({})
 

@@ -367,10 +367,11 @@ def test_a_start_that_the_log_does_not_have() -> None:
 def test_a_check_makes_the_first_plan_only_where_reading_has_bounds() -> None:
     logs = filled(["a/0"])
     logs.beginnings = None  # type: ignore[assignment] # a plan would look them up
-    planner_over(logs).check_first_plan()
+    planner_over(logs).check_first_plan(lambda: False)
     for bounds in ({"start": Bounds(None, {}, {"a/0": 13})}, {"end": Bounds(None, {}, {"a/1": 5})}):
         with pytest.raises(ConfigError):
-            planner_over(filled(["a/0"]), **bounds).check_first_plan()
+            planner_over(filled(["a/0"]), **bounds).check_first_plan(lambda: False)
+        planner_over(filled(["a/0"]), **bounds).check_first_plan(lambda: True)
 
 
 @pytest.mark.parametrize("name", ["start", "end"])
@@ -411,7 +412,7 @@ def test_an_end_before_the_offset_that_a_start_selects_is_refused(start: Bounds)
     logs = filled(["a/0", "a/1"])
     logs.logs["a/0"][0] = 6
     with pytest.raises(ConfigError, match=r"end is offset 5 of partition a/0, before its start, offset \d+: "):
-        planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 5, "a/1": 12})).check_first_plan()
+        planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 5, "a/1": 12})).check_first_plan(lambda: False)
     plan = sure(planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 12, "a/1": 12})).plan({}))
     planner_over(logs, start=start, end=Bounds(None, {}, {"a/0": 5, "a/1": 5})).plan(plan)  # another end, later
 

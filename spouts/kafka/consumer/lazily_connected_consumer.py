@@ -13,7 +13,7 @@ from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from spouts.kafka.consumer.consumer_seek import Assignment
 
 
-class OnDemandConsumer:
+class LazilyConnectedConsumer:
     """One consumer. Used by one thread. ``group``: the group id of the readers; nothing is
     committed to it. ``more``: further settings of librdkafka."""
 
