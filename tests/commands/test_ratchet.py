@@ -10,6 +10,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,28 @@ def test_help_names_every_command_and_imports_none() -> None:
     assert status == 0
     for name, (_, text) in COMMANDS.items():
         assert name in out and text in out
+
+
+def test_what_an_earlier_thread_prints_is_not_taken_for_the_words_of_a_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Spark, which tests share, prints beside them."""
+    ends = threading.Event()
+
+    def prints() -> None:
+        while not ends.wait(0.001):
+            sys.stderr.write("a worker dies\n")
+
+    earlier = threading.Thread(target=prints)
+    earlier.start()
+    try:
+        status, _, err = ratchet("run", "nosuchmodule:topology")
+    finally:
+        ends.set()
+        earlier.join(PATIENCE_S)
+    assert status == 2
+    assert err.startswith("error: ") and "a worker dies" not in err
+    assert "a worker dies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

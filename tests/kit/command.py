@@ -12,10 +12,12 @@ import logging
 import os
 import runpy
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 
@@ -36,7 +38,7 @@ def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
 
     An exception that the command does not catch is raised here.
     """
-    out, err = io.StringIO(), io.StringIO()
+    out, err = io.StringIO(), _CommandsErrors(sys.stderr)
     status: object = 0
     with _as_a_new_process(module, words, cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -45,6 +47,24 @@ def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
             status = end.code or 0
     assert isinstance(status, int), status
     return Answer(status, out.getvalue(), err.getvalue())
+
+
+class _CommandsErrors(io.StringIO):
+    """The standard error of a command.
+
+    Threads that lived before it, such as the reader of the output of a Spark that tests share,
+    write to the stream of the tests.
+    """
+
+    def __init__(self, tests: TextIO) -> None:
+        super().__init__()
+        self._tests = tests
+        self._earlier_threads = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() in self._earlier_threads:
+            return self._tests.write(text)
+        return super().write(text)
 
 
 @contextlib.contextmanager
