@@ -12,9 +12,10 @@ import itertools
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ class _Inquiry:
 
         def seen(batch: Batch) -> None:
             before, value[0] = value[0], copied.recomputed(self._key)
-            times[:] = times[1], clocks[0].event_time() if clocks else None
+            times[:] = times[1], _lowest([each.event_time() for each in clocks])
             if copied.written(self._key, batch.number):
                 found.step_count += 1
                 values = map(self._state.by_column, (before, value[0]))
@@ -262,6 +263,12 @@ class _Search:
         """Whether the key is written when nothing but this range is processed."""
         self.copy.empty()
         return self.state.written(self.key, self.copy.recompute({partition: meta}))
+
+
+def _lowest(times: Sequence[EventTime | None]) -> EventTime | None:
+    """The event time of a state that goes by several watermarks; None before all have begun."""
+    begun = [(each.watermark, each) for each in times if each is not None and each.watermark is not None]
+    return min(begun, key=itemgetter(0))[1] if begun and len(begun) == len(times) else None
 
 
 def _keyed(component: Component, number: int) -> KeyedState:

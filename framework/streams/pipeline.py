@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -64,7 +64,6 @@ class Pipeline(TopologyMaker):
         self._reading: Reading | None = None
         self._sources: list[Read] = []
         self._placed: list[Placed] = []
-        self._watermarks: dict[tuple[Node, str, Duration], tuple[WatermarkBounds, Placed]] = {}
         #: Rows after a step that follows windows -> the same before the windows, as far as known.
         self.before_windows: dict[Node, BeforeWindows | None] = {}
         self._builder: TransactionalTopologyBuilder | None = None
@@ -168,16 +167,11 @@ class Pipeline(TopologyMaker):
     def place(self, placed: Placed) -> Placed:
         """Take a component whose bolt is checked against the rows that it gets."""
         self.check_open(placed.call)
+        self._check_name(placed.call, placed.id)
         try:
-            valid_id("bolt", placed.id)
             checked_parallelism(placed.id, placed.parallelism)
         except TopologyError as error:
             raise placed.call.mistake(error) from None
-        if self._reading is not None and placed.id == self._reading.spout_id:
-            raise placed.call.mistake(f"the name {placed.id!r} is that of what is read already: give another name=")
-        taken = next((each for each in self._placed if each.id == placed.id), None)
-        if taken is not None:
-            raise placed.call.mistake(f"the name {placed.id!r} is that of {taken.call} already: give another name=")
         declarer = OutputFieldsDeclarer(placed.id)
         try:
             inputs = [
@@ -207,6 +201,17 @@ class Pipeline(TopologyMaker):
         )
         self._placed.append(complete)
         return complete
+
+    def _check_name(self, call: Call, name: str) -> None:
+        try:
+            valid_id("bolt", name)
+        except TopologyError as error:
+            raise call.mistake(error) from None
+        if self._reading is not None and name == self._reading.spout_id:
+            raise call.mistake(f"the name {name!r} is that of what is read already: give another name=")
+        taken = next((each for each in self._placed if each.id == name), None)
+        if taken is not None:
+            raise call.mistake(f"the name {name!r} is that of {taken.call} already: give another name=")
 
     def carries_tombstones(self, call: Call, node: Node, keys: Iterable[str]) -> bool:
         """Whether a table of these rows deletes the one of a tombstone's keys."""
@@ -268,22 +273,28 @@ class Pipeline(TopologyMaker):
             f"read_kafka(..., metadata={list(self.partition)!r}), and keep these columns"
         )
 
-    def watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
-        """The watermark of these rows, which the steps share that ask for the same ``late``. Raises
-        ``TopologyError`` for steps that share it with other bounds."""
-        closed = self.watermark_of_closed(call, [(above, on)], bounds)
-        if closed is not None:
-            return closed
-        key = (above, on, bounds.late)
-        if key not in self._watermarks:
-            partition = self.place_of(above)
-            if partition is None:
-                raise call.mistake(self.without_partition(above))
-            try:
-                bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, bounds)
-            except ConfigError as error:
-                raise call.mistake(error) from None
-            placed = Placed(
+    def watermarks(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> tuple[Placed, ...]:
+        """What the step ``name`` over these rows goes by: a watermark of its own, or that of the
+        closed windows that the rows are. Raises ``TopologyError`` where they have no event time."""
+        closed = closed_once(call, above, on)
+        if closed is None:
+            return (self.own_watermark(call, name, above, on=on, bounds=bounds),)
+        self.check_never_late(call, closed, bounds)
+        return closed.watermarks
+
+    def own_watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
+        """The watermark of these rows, for the step ``name`` alone: its id and its state follow
+        that name, whatever other steps there are."""
+        self._check_name(call, name)
+        partition = self.place_of(above)
+        if partition is None:
+            raise call.mistake(self.without_partition(above))
+        try:
+            bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, bounds)
+        except ConfigError as error:
+            raise call.mistake(error) from None
+        return self.place(
+            Placed(
                 id=f"{name}-watermark",
                 above=above,
                 bolt=bolt,
@@ -294,39 +305,23 @@ class Pipeline(TopologyMaker):
                 hidden=frozenset(hidden_of([on, *partition])),
                 takes_clock=True,
             )
-            self._watermarks[key] = bounds, self.place(placed)
-        shared, watermark = self._watermarks[key]
-        if shared.micros() != bounds.micros():
-            raise call.mistake(
-                f"it shares the watermark of {watermark.call}, which has other options: give both the same max_ahead and "
-                "idle_after"
-            )
-        return watermark
+        )
 
-    def watermark_of_closed(
-        self, call: Call, rows: Sequence[tuple[Node, str]], bounds: WatermarkBounds
-    ) -> Placed | None:
-        """The watermark that closed windows have in common, each with its time. It goes by the rows
-        that the windows are of, and passes the end of a window in the transaction that sends it.
-        None for other rows."""
-        closed = [each for node, time in rows if (each := closed_once(call, node, time)) is not None]
-        found = {each.watermark for each in closed}
-        if len(closed) < len(rows) or len(found) > 1:
-            return None
+    def check_never_late(self, call: Call, closed: Placed, bounds: WatermarkBounds) -> None:
+        """Raise ``TopologyError`` for bounds of closed windows. They go by the watermark that has
+        closed them, which passes the end of a window in the transaction that sends it."""
         if bounds.micros() != WatermarkBounds().micros():
             raise call.mistake(
-                f"closed windows are never late: leave late, max_ahead and idle_after out, and give them where {closed[0].call} "
+                f"closed windows are never late: leave late, max_ahead and idle_after out, and give them where {closed.call} "
                 "puts rows into windows"
             )
-        return found.pop()
 
     def _hidden_inputs(self, placed: Placed) -> list[Input]:
         inputs = []
         if placed.takes_clock and self._reading is not None:
             inputs.append(Input(self._reading.spout_id, CLOCK_STREAM, CLOCK_FIELDS, GlobalGrouping()))
-        if placed.watermark is not None:
-            fields = Fields.of_schema(placed.watermark.schema)
-            inputs.append(Input(placed.watermark.id, DEFAULT_STREAM, fields, AllGrouping()))
+        for each in placed.watermarks:
+            inputs.append(Input(each.id, DEFAULT_STREAM, Fields.of_schema(each.schema), AllGrouping()))
         return inputs
 
     # --- what it becomes --------------------------------------------------------------------------

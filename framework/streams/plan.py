@@ -112,9 +112,9 @@ class Placed:
     #: columns that it makes.
     passes_on: bool = False
     made_hidden: Mapping[str, Columns] = field(default_factory=dict)
-    #: Whether it gets the planning times of the spout, and whose watermark it gets.
+    #: Whether it gets the planning times of the spout, and whose watermarks it gets.
     takes_clock: bool = False
-    watermark: Placed | None = None
+    watermarks: tuple[Placed, ...] = ()
     #: Where it sends windows or sessions that have closed: the column in which they end.
     closes: str | None = None
     #: The rows above of which the bolt deletes those that tombstones name by their ``keys``. They
@@ -167,14 +167,9 @@ class _Output:
 
 
 class BeforeWindows(NamedTuple):
-    """Rows before they were put into windows.
-
-    * ``rows``: after the steps that follow ``windows``.
-    * ``timed``: after the last of these that leaves out rows. They have the same event time, so
-      that what aggregates compute makes no other watermark."""
+    """Rows before they were put into windows, after the steps that follow ``windows``."""
 
     rows: Node
-    timed: Node
     windows: Windows
 
 
@@ -296,8 +291,8 @@ class _Compilation:
                 declarer.grouping(upstream, each.grouping, stream)
             if each.takes_clock:
                 declarer.global_grouping(reading.spout_id, CLOCK_STREAM)
-            if each.watermark is not None:
-                declarer.all_grouping(each.watermark.id)
+            for watermark in each.watermarks:
+                declarer.all_grouping(watermark.id)
             self._add_steps(builder, each)
             for side in self._side_outputs:
                 if side.of is each:

@@ -555,14 +555,14 @@ class Stream:
         bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
         steps = self._pipeline.stateful_steps(call)
         bolt = self._bolt(call, lambda: steps.first_rows(name, keys, on, within))
-        watermark = self._pipeline.watermark(call, name, self._node, on=on, bounds=bounds)
+        watermarks = self._pipeline.watermarks(call, name, self._node, on=on, bounds=bounds)
         return self._placed(
             call,
             bolt,
             name,
             FieldsGrouping(Fields(*keys)),
             parallelism=parallelism,
-            watermark=watermark,
+            watermarks=watermarks,
             hidden=frozenset(hidden_of([on])),
             passes_on=True,
         )
@@ -590,6 +590,8 @@ class Stream:
         table had at its time, no older than ``within``, in the transaction whose watermark passes
         the row.
         ``how="left"``: also rows for which the table has none, with nulls.
+
+        Either side may be closed windows, with ``window_end`` as their time.
 
         ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
         stream and that of the other; by default, the timestamps of the records in their topics.
@@ -644,7 +646,8 @@ class Stream:
                 self._pipeline.check_timestamps(call, rows, "times")
             ours_named[left], theirs_named[right] = TIME, TIME_RIGHT
         ours, theirs = self._selected(call, ours_named), other._selected(call, theirs_named)
-        committers, watermark = self._pipeline.stateful_steps(call), None
+        committers = self._pipeline.stateful_steps(call)
+        watermarks: tuple[Placed, ...] = ()
         deletes: Node | None = None
         deletes_by = frozenset[str]()
         if table is not None and pair is None:
@@ -660,9 +663,10 @@ class Stream:
             deletes, deletes_by = (theirs._node, frozenset(table_keys)) if tombstones else (None, frozenset())
             bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
         else:
-            both = [(self._node, left), (other._node, right)]
-            watermark = self._pipeline.watermark_of_closed(call, both, bounds)
-            moments = self._moments(call, other, left, right) if watermark is None else None
+            sides = (self, left), (other, right)
+            closed = [closed_once(call, side._node, time) for side, time in sides]
+            timed = [each for each, its in zip(sides, closed, strict=True) if its is None]
+            moments = self._moments(call, timed) if timed else None
             own_times = ours_named.get(left, left), theirs_named.get(right, right)
             bolt = self._bolt(
                 call,
@@ -672,8 +676,13 @@ class Stream:
                     else committers.pairs(name, keys, own_times, within or 0, how)
                 ),
             )
+            known = [each for each in closed if each is not None]
             if moments is not None:
-                watermark = self._pipeline.watermark(call, name, moments, on=_EVENT_TIME, bounds=bounds)
+                own = self._pipeline.own_watermark(call, name, moments, on=_EVENT_TIME, bounds=bounds)
+                watermarks = (own,)
+            else:
+                self._pipeline.check_never_late(call, known[0], bounds)
+            watermarks += tuple(dict.fromkeys(each for its in known for each in its.watermarks))
         joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
         return joined._of(
             joined._component(
@@ -682,7 +691,7 @@ class Stream:
                 name,
                 FieldsGrouping(Fields(*keys)),
                 parallelism=parallelism,
-                watermark=watermark,
+                watermarks=watermarks,
                 deletes=deletes,
                 keys=deletes_by,
             )
@@ -694,24 +703,25 @@ class Stream:
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
 
-    def _moments(self, call: Call, other: Stream, left: str, right: str) -> Merged:
-        """The times of the rows of both streams."""
-        check_names(call, [left] if left != TIMESTAMP else [], self.schema)
-        check_names(call, [right] if right != TIMESTAMP else [], other.schema)
-        place = self._pipeline.place_of(self._node, other._node)
+    def _moments(self, call: Call, sides: Sequence[tuple[Stream, str]]) -> Node:
+        """The times of the rows of one stream, or of two."""
+        for stream, time in sides:
+            check_names(call, [time] if time != TIMESTAMP else [], stream.schema)
+        place = self._pipeline.place_of(*(stream._node for stream, _ in sides))
         if place is None:
-            lacking = next((each for each in (self, other) if self._pipeline.place_of(each._node) is None), self)
-            raise call.mistake(self._pipeline.without_partition(lacking._node))
+            of_several = [stream for stream, _ in sides if self._pipeline.place_of(stream._node) is None]
+            raise call.mistake(self._pipeline.without_partition((of_several or [sides[0][0]])[0]._node))
         moments = [
             stream._selected(call, {each: each for each in place if not is_hidden(each)} | {time: _EVENT_TIME})
-            for stream, time in ((self, left), (other, right))
+            for stream, time in sides
         ]
-        if moments[0].schema != moments[1].schema:
-            raise call.mistake(
-                f"the times differ: {self.schema.field(left).type} and {other.schema.field(right).type}: cast one"
-            )
-        _check_time(call, left, self.schema)
-        return Merged((moments[0]._node, moments[1]._node), moments[0].schema)
+        schema = moments[0].schema
+        if moments[-1].schema != schema:
+            left, right = (stream.schema.field(time).type for stream, time in sides)
+            raise call.mistake(f"the times differ: {left} and {right}: cast one")
+        for stream, time in sides:
+            _check_time(call, time, stream.schema)
+        return Merged(tuple(each._node for each in moments), schema) if len(moments) > 1 else moments[0]._node
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
         """The rows that came too late for the step that this stream comes from: ``when_closed``,

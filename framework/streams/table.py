@@ -215,7 +215,7 @@ class AggregatesTable(Table):
                 )
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-        watermark = pipeline.watermark(call, name, found.timed, on=windows.on, bounds=windows.bounds)
+        watermarks = pipeline.watermarks(call, name, node, on=windows.on, bounds=windows.bounds)
         uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
         placed = self._stream._of(node)._component(
             call,
@@ -225,7 +225,7 @@ class AggregatesTable(Table):
             parallelism=parallelism,
             uses=uses,
             hidden=frozenset(hidden_of(uses)),
-            watermark=watermark,
+            watermarks=watermarks,
             closes=SESSION_END if isinstance(kind, Sessions) else WINDOW_END,
         )
         self._closing[name] = options, placed
@@ -329,7 +329,7 @@ def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> Befo
         return known.get(node)
     step = node.step
     if isinstance(step, Windows):
-        return BeforeWindows(node.above, node.above, step)
+        return BeforeWindows(node.above, step)
     found = _before_windows(node.above, known)
     known[node] = None
     if found is None or not (isinstance(step, Filter) or (isinstance(step, Compute) and step.keeps)):
@@ -339,8 +339,7 @@ def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> Befo
     if own & (step.needs(made) | made) or on in made:
         return None
     schema = pa.schema([each for each in step.schema if each.name not in own])
-    rows = Stepped(found.rows, dataclasses.replace(step, schema=schema))
-    known[node] = BeforeWindows(rows, rows if isinstance(step, Filter) else found.timed, found.windows)
+    known[node] = BeforeWindows(Stepped(found.rows, dataclasses.replace(step, schema=schema)), found.windows)
     return known[node]
 
 

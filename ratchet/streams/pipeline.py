@@ -341,7 +341,7 @@ class Pipeline(StreamsPipeline):
         done = run_on(topology, sample, faults=struck, take=take, config=config)
         found: dict[str, RowsTable] = {}
         for each in self._sinks():
-            if each.watermark is not None or isinstance(each.bolt, TableJoiningCommitter):
+            if each.watermarks or isinstance(each.bolt, TableJoiningCommitter):
                 rows_of_sink = done.rows(each.id)
             elif done.has_table(each.id):
                 rows_of_sink = done.table(each.id)

@@ -36,27 +36,32 @@ class Watermarks(NamedTuple):
 
 
 class WatermarkedCommitter(KeyedCommitter):
-    """Keeps rows per key in an opaque state, and gets the watermark in each transaction."""
+    """Keeps rows per key in an opaque state, and gets the watermark in each transaction. Of several
+    ``WatermarkCommitter``, such as those of two streams that it joins, the lowest counts."""
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
-        self._watermarks: Watermarks | None = None
+        #: How many watermarks it is subscribed to, and those that it got.
+        self._clocks = 1
+        self._told: list[Watermarks] = []
 
     # --- on the driver ----------------------------------------------------------------------------
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
         records = [each for each in inputs if list(each.fields) != _WATERMARK_COLUMNS]
-        if len(inputs) - len(records) != 1 or not records:
+        watermarks = [each for each in inputs if list(each.fields) == _WATERMARK_COLUMNS]
+        if not watermarks or not records:
             raise TopologyError(
-                f"committer {component_id!r} needs records and one watermark: subscribe it to the records, and with "
+                f"committer {component_id!r} needs records and a watermark: subscribe it to the records, and with "
                 "all_grouping to a WatermarkCommitter"
             )
-        (watermark,) = (each for each in inputs if list(each.fields) == _WATERMARK_COLUMNS)
-        if parallelism > 1 and not isinstance(watermark.grouping, AllGrouping):
-            raise TopologyError(
-                f"committer {component_id!r} has {parallelism} tasks, and each needs the watermark: subscribe it to "
-                f"{watermark.component_id!r} with all_grouping"
-            )
+        for each in watermarks:
+            if parallelism > 1 and not isinstance(each.grouping, AllGrouping):
+                raise TopologyError(
+                    f"committer {component_id!r} has {parallelism} tasks, and each needs the watermark: subscribe it to "
+                    f"{each.component_id!r} with all_grouping"
+                )
+        self._clocks = len(watermarks)
         self._bind_keyed(component_id, records, parallelism)
         self._bind_records(*records)
 
@@ -77,12 +82,12 @@ class WatermarkedCommitter(KeyedCommitter):
         batch_id: TransactionAttempt,
     ) -> None:
         super().prepare(conf, context, collector, batch_id)
-        self._watermarks = None
+        self._told = []
         self.late_records = 0
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == _WATERMARK_COLUMNS:
-            self._watermarks = Watermarks(batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
+            self._told += map(Watermarks, batch.column(0).to_pylist(), batch.column(1).to_pylist())
         else:
             self._take(batch)
 
@@ -94,10 +99,12 @@ class WatermarkedCommitter(KeyedCommitter):
         """Commits while its result is read: due rows are written page by page (ADR 113)."""
         if self._attempt is None:
             return
-        if self._watermarks is None:
-            raise TopologyError(f"committer {self._component_id!r} got no watermark of its transaction")
+        if len(self._told) != self._clocks:
+            raise TopologyError(
+                f"committer {self._component_id!r} got {len(self._told)} of {self._clocks} watermarks of its transaction"
+            )
         self.state.begin_commit(self._attempt)
-        yield from self._commit(self._watermarks)
+        yield from self._commit(Watermarks(*map(min, zip(*self._told, strict=True))))
         self.state.commit(self._attempt)
 
     @abstractmethod

@@ -204,19 +204,19 @@ class Passing(Combiner):
     def __init__(self, columns: Fields, make: Callable[[], Combiner]) -> None:
         self._columns, self._make = list(columns), make
         self._records: Combiner | None = None
-        self._passed: pa.RecordBatch | None = None
+        self._passed: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == self._columns:
-            self._passed = batch
+            self._passed.append(batch)
             return
         if self._records is None:
             self._records = self._make()
         self._records.add(batch)
 
     def finish(self) -> pa.RecordBatch | None:
-        if self._passed is not None:
-            return self._passed
+        if self._passed:
+            return pa.Table.from_batches(self._passed).combine_chunks().to_batches()[0]
         return self._records.finish() if self._records is not None else None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
 from framework.durations import micros_of
 from framework.errors import ConfigError, TopologyError
+from framework.streams.steps_bolt import StepsBolt
 from framework.testing import crash, replay
+from framework.transactions.topology_change_messages import without_steps
 from ratchet import Json, Pipeline, Stream, collect, count, max_, parquet, session, sliding, sqlite, sum_, tumbling
 from sinks import (
     DeduplicatingCommitter,
@@ -207,16 +211,6 @@ def test_a_row_further_ahead_than_a_step_allows_is_bad(tmp_path: Path) -> None:
         assert len(shop.test({"orders": [row]})["out"]) == found
 
 
-def test_steps_that_share_a_watermark_have_the_same_bounds(tmp_path: Path) -> None:
-    shop = pipeline_in(tmp_path)
-    rows = shop.read(ROWS)
-    rows.deduplicate("shop", within="1 h", on="at", name="one", max_ahead="1 h", idle_after="60 s")
-    rows.deduplicate("cents", within="1 h", on="at", name="two", max_ahead="60 min", idle_after="1 min")
-    for other in ({"max_ahead": "2 h", "idle_after": "1 min"}, {"max_ahead": "1 h"}):
-        with pytest.raises(TopologyError, match=r"test_event_time.*two.*: it shares the watermark of .*name='one'"):
-            rows.deduplicate("cents", within="1 h", on="at", name="two", **other)  # type: ignore[arg-type]
-
-
 def test_event_time_has_the_outline_of_its_committers(tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     orders = shop.read_kafka(
@@ -242,8 +236,10 @@ def test_event_time_has_the_outline_of_its_committers(tmp_path: Path) -> None:
     )
     builder.set_bolt("closed", closing, 2).fields_grouping("kafka", Fields("shop")).all_grouping("closed-watermark")
     builder.set_bolt("sent", KafkaSink("closed", key="shop")).global_grouping("closed")
+    watermark = WatermarkCommitter(state("seen_watermark"), "at", partition=PLACE, out_of_orderness="10 min")
+    builder.set_bolt("seen-watermark", watermark).global_grouping("kafka").global_grouping("kafka", CLOCK_STREAM)
     seen = DeduplicatingCommitter(state("seen"), key=["shop"], on="at", within="1 day")
-    builder.set_bolt("seen", seen).fields_grouping("kafka", Fields("shop")).all_grouping("closed-watermark")
+    builder.set_bolt("seen", seen).fields_grouping("kafka", Fields("shop")).all_grouping("seen-watermark")
     builder.set_bolt("first", KafkaSink("first")).global_grouping("seen")
     assert shop.build().outline() == builder.build().outline()
 
@@ -257,8 +253,10 @@ def test_rows_of_several_partitions_have_no_event_time_of_their_own(tmp_path: Pa
     closed = windows.when_closed(name="closed").filter("cents > 1")
     said = r"the rows of .*when_closed\(name='closed'\) are from several: join them with a table without times="
     wrong: list[Callable[[], object]] = [
-        lambda: closed.join(paid, on="shop", times=("window_end", "paid_at"), within="1 h", name="joined"),
-        lambda: paid.join(closed, on="shop", times=("paid_at", "window_end"), within="1 h", name="joined"),
+        lambda: closed.rename(window_end="end").join(
+            paid, on="shop", times=("end", "paid_at"), within="1 h", name="joined"
+        ),
+        lambda: paid.join(closed, on="shop", times=("paid_at", "window_start"), within="1 h", name="joined"),
         lambda: closed.rename(window_end="end").deduplicate("shop", within="1 h", on="end", name="once"),
     ]
     for each in wrong:
@@ -334,11 +332,11 @@ def test_closed_windows_and_sessions_are_put_into_windows_by_their_watermark(
     for name in kinds:
         assert starts(tables[f"{name}-table"], "most", "n") == starts(tables[f"{name}-tens"], "most", "n")
     ids = [each.id for each in shop.build().components]
-    assert [each for each in ids if "watermark" in each] == ["minutes-watermark"]
+    assert [each for each in ids if "watermark" in each] == ["minutes-watermark", "visits-watermark"]
 
 
 @pytest.mark.parametrize("take", [1, 3, 1000])
-def test_closed_windows_of_one_watermark_are_joined_by_their_ends(take: int, tmp_path: Path) -> None:
+def test_closed_windows_are_joined_by_their_ends(take: int, tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     windows = (
         more_orders(shop).with_columns(large="cast(cents > 2 as int)").window(tumbling("10 min"), on="at", late="1 min")
@@ -357,9 +355,7 @@ def test_closed_windows_of_one_watermark_are_joined_by_their_ends(take: int, tmp
 @pytest.mark.parametrize(
     "keys", [("shop", "shop"), ("shop", "upper(shop)")], ids=["the-same-key", "a-key-of-an-expression"]
 )
-def test_aggregates_of_the_same_windows_share_a_watermark_whatever_they_compute(
-    keys: tuple[str, str], tmp_path: Path
-) -> None:
+def test_aggregates_of_the_same_windows_are_joined_whatever_they_compute(keys: tuple[str, str], tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     windows = more_orders(shop).window(tumbling("10 min"), on="at", late="1 min").filter("cents > 0")
     sums, counts = (
@@ -368,7 +364,10 @@ def test_aggregates_of_the_same_windows_share_a_watermark_whatever_they_compute(
     )
     joined = sums.join(counts, on=["shop", "window_start"], times="window_end", within=0, how="outer", name="both")
     joined.append_into(parquet(tmp_path / "out"), name="out")
-    assert [each.id for each in shop.build().components if "watermark" in each.id] == ["sums-watermark"]
+    assert [each.id for each in shop.build().components if "watermark" in each.id] == [
+        "sums-watermark",
+        "counts-watermark",
+    ]
     found = shop.test({"orders": MORE}, take=1)["out"]
     both = [("x", 0, 24, 1), ("x", 20, 8, 1), ("y", 0, 10, 1)]
     alone = [each for k, start, *n in both for each in ((k, start, n[0], None), (k.upper(), start, None, n[1]))]
@@ -376,15 +375,101 @@ def test_aggregates_of_the_same_windows_share_a_watermark_whatever_they_compute(
     assert starts(found, "total", "total_right") == sorted(expected, key=lambda each: each[:2])
 
 
-def test_windows_of_other_rows_do_not_share_a_watermark(tmp_path: Path) -> None:
+def test_the_name_of_a_watermark_is_that_of_its_step_wherever_other_steps_are(tmp_path: Path) -> None:
+    """So steps come, go and change places, and the event time of the others goes on."""
+
+    def built(*names: str) -> Mapping[str, Any]:
+        shop = pipeline_in(tmp_path)
+        windows = more_orders(shop).window(tumbling("10 min"), on="at", late="1 min")
+        for name in names:
+            rows = windows if name != "large" else windows.filter("cents > 2")
+            rows.group_by("shop").agg(n=count()).when_closed(name=name)
+        topology = shop.build()
+        steps = {each.id for each in topology.components if isinstance(each.instance, StepsBolt)}
+        found: Mapping[str, Any] = without_steps(topology.outline(), steps)["components"]
+        return {name: each for name, each in found.items() if name != topology.spout.id}
+
+    alone, three, turned = built("all"), built("large", "all", "same"), built("same", "all", "large")
+    assert {"all-watermark", "large-watermark", "same-watermark"} <= set(three)
+    for name, component in alone.items():
+        assert three[name] == turned[name] == component
+    assert three == turned
+
+
+def watermarks_of(shop: Pipeline, component: str) -> set[str]:
+    found = shop.build().outline()["components"][component]["inputs"]
+    return {each.split("/")[0] for each in found if "watermark" in each}
+
+
+def closed_pairs(tables: Mapping[str, Any]) -> list[Any]:
+    """The windows that have closed and end together."""
+    return sorted(
+        (one["shop"], one["window_end"], one["cents"], other["window_end"], other["n"])
+        for one in tables["sums"]
+        for other in tables["paid-closed"]
+        if (one["shop"], one["window_end"]) == (other["shop"], other["window_end"])
+    )
+
+
+@pytest.mark.parametrize("faults", [[], [replay(1)], [crash(1)]], ids=["none", "replay", "crash"])
+@pytest.mark.parametrize("take", [3, 1000])
+@pytest.mark.parametrize("how", ["inner", "outer"])
+@pytest.mark.slow_for("inner-1000", "3-replay", "outer-1000-none", "outer-1000-crash", "inner-3-crash", "outer-3-none")
+def test_closed_windows_of_two_watermarks_are_joined(how: Any, take: int, faults: Any, tmp_path: Path) -> None:
+    """Topics, lengths and lateness differ, so that each watermark is behind the other at times."""
+    chance = random.Random(take)
     shop = pipeline_in(tmp_path)
-    windows = more_orders(shop).window(tumbling("10 min"), on="at")
-    for name, rows in (("all", windows), ("large", windows.filter("cents > 2")), ("x", windows.filter("shop = 'x'"))):
-        rows.group_by("shop").agg(n=count()).when_closed(name=name).append_into(
-            parquet(tmp_path / name), name=f"{name}-out"
-        )
-    marks = [each.id for each in shop.build().components if "watermark" in each.id]
-    assert marks == ["all-watermark", "large-watermark", "x-watermark"]
+    orders = more_orders(shop)
+    paid = shop.read_kafka("paid", value=Json(shop=str, paid_at=datetime.datetime))
+    sums = orders.window(tumbling("5 min"), on="at", late="7 min").group_by("shop").agg(cents=sum_("cents"))
+    payments = paid.window(sliding("6 min", "3 min"), on="paid_at", late="1 min").group_by("shop").agg(n=count())
+    closed, closed_paid = sums.when_closed(name="sums", parallelism=2), payments.when_closed(name="paid-closed")
+    joined = closed.join(closed_paid, on="shop", times="window_end", within=0, name="both", how=how, parallelism=2)
+    joined.append_into(parquet(tmp_path / "out"), name="out")
+    joined.late("left").append_into(parquet(tmp_path / "late"), name="late")
+    joined.late("right").append_into(parquet(tmp_path / "late-right"), name="late-right")
+    assert watermarks_of(shop, "both") == {"sums-watermark", "paid-closed-watermark"}
+    records: dict[str, list[dict[str, Any]]] = {"orders": [], "paid": []}
+    for minute in range(58):
+        for topic, time in (("orders", "at"), ("paid", "paid_at")):
+            if chance.random() < 0.7:
+                row = {"shop": chance.choice("xy"), time: at(max(0, minute - chance.randrange(4)))}
+                records[topic].append(row | ({"cents": chance.randrange(9)} if topic == "orders" else {}))
+    tables = shop.test(records, faults=faults, take=take)
+    found = sorted(
+        (row["shop"], row["window_end"], row["cents"], row["window_end_right"], row["n"])
+        for row in tables["out"]
+        if row["cents"] is not None and row["n"] is not None
+    )
+    assert found == closed_pairs(tables) and len(found) > 2
+    assert not tables["late"] and not tables["late-right"]
+    alone = Counter((row["shop"], row["window_end"]) for row in tables["out"] if row["n"] is None)
+    paired = {(shop, end) for shop, end, *_ in found}
+    lonely = {(row["shop"], row["window_end"]) for row in tables["sums"]} - paired
+    # Those that nothing can join any more: the others still wait.
+    assert set(alone) <= lonely and max(alone.values(), default=1) == 1
+    assert bool(alone) == (how == "outer")
+
+
+@pytest.mark.parametrize("take", [1, 2, 1000])
+@pytest.mark.parametrize("faults", [[], [crash(1)]], ids=["none", "crash"])
+def test_rows_are_joined_with_the_window_that_was_closed_at_their_time(take: int, faults: Any, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    orders = more_orders(shop)
+    paid = shop.read_kafka("paid", value=Json(shop=str, paid_at=datetime.datetime))
+    sums = orders.window(tumbling("5 min"), on="at", late="1 min").group_by("shop").agg(cents=sum_("cents"))
+    closed = sums.when_closed(name="sums")
+    joined = paid.join(
+        closed.latest_by("shop"), on="shop", times=("paid_at", "window_end"), name="valued", how="left", late="2 min"
+    )
+    joined.append_into(parquet(tmp_path / "out"), name="out")
+    assert watermarks_of(shop, "valued") == {"sums-watermark", "valued-watermark"}
+    payments = [{"shop": "x", "paid_at": at(minute)} for minute in (4, 5, 9, 24, 26, 25, 55)]
+    tables = shop.test({"orders": MORE, "paid": payments}, faults=faults, take=take)
+    found = {row["paid_at"].minute: row["cents"] for row in tables["out"]}
+    # The window that ends at 10:05 is closed at 10:05; what is paid at 10:55 waits for the orders.
+    assert found == {4: None, 5: 3, 9: 3, 24: 9, 25: 4, 26: 4}, found
+    assert len(tables["out"]) == len(found)
 
 
 def test_a_python_filter_keeps_closed_windows_what_they_are(tmp_path: Path) -> None:
