@@ -28,6 +28,7 @@ from tests.kit import class_archives
 from tests.kit.spark import CLUSTER, SparkMasters
 from tests.kit.targets import USUAL
 from tests.kit.topics import Topics
+from tests.kit.waiting import PATIENCE_S
 
 #: Name of a test -> the seed that it takes in ``make test``.
 SEEDS: dict[str, int] = json.loads((Path(__file__).parent / "kit" / "seeds.json").read_text(encoding="utf-8"))
@@ -129,6 +130,17 @@ def quiet_logs() -> Iterator[None]:
     )
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_databases() -> None:
+    """Let the transactions of this process outlast a machine that stands still. A driver repeats an
+    attempt whose transaction a database has ended; a test that writes without a driver cannot."""
+    from sinks.sql import mysql_connections, postgres_table_base, sqlite_table_base
+
+    mysql_connections.IDLE_TIMEOUT_S = int(PATIENCE_S)
+    postgres_table_base.IDLE_TIMEOUT_MS = postgres_table_base.LOCK_TIMEOUT_MS = int(PATIENCE_S * 1_000)
+    sqlite_table_base.BUSY_TIMEOUT_MS = int(PATIENCE_S * 1_000)
 
 
 @pytest.fixture(scope="session")
