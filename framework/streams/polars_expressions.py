@@ -53,10 +53,7 @@ def parsed(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
             said = _first_line(error)
             clause = next((each for each in schema.names if f"{each!r} clause" in said), None)
             quoted = f"; a column with the name of a clause is written '\"{clause}\"'" if clause is not None else ""
-            other = next(
-                (f"write {sql}, not {each.strip()}" for each, sql in _NOT_SQL if each in _QUOTED.sub("", given)), said
-            )
-            raise call.mistake(f"{given!r} is no SQL expression: {other}{quoted}") from None
+            raise call.mistake(f"{given!r} is no SQL expression: {_hint_of(given) or said}{quoted}") from None
     elif isinstance(given, pl.Expr):
         expression = given
     elif hasattr(given, "output_type"):
@@ -309,6 +306,21 @@ def _without_types(node: Any) -> Any:
     if set(node) == {"Cast"}:  # polars takes the cast of a sum for one row
         return _without_types(node["Cast"]["expr"])
     return {name: _without_types(each) for name, each in node.items()}
+
+
+def _hint_of(given: str) -> str | None:
+    """The fault of a text that cannot be parsed, where it is one that many make."""
+    text = _QUOTED.sub("", given)
+    for each, sql in _NOT_SQL:
+        if each in text:
+            return f"write {sql}, not {each.strip()}"
+    opened, closed = text.count("("), text.count(")")
+    if opened != closed:
+        return f"it opens {opened} brackets and closes {closed}"
+    words = text.upper().split()
+    if words.count("CASE") != words.count("END"):
+        return "a CASE ends with END, as in CASE WHEN cents > 0 THEN 'paid' ELSE 'open' END"
+    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -103,6 +103,11 @@ class Stream:
         columns = ", ".join(f"{each.name}: {each.type}" for each in self.schema)
         return f"Stream({columns})"
 
+    def __bool__(self) -> NoReturn:
+        raise called("bool", self).mistake(
+            "a stream has no rows while a pipeline is made: filter(...) and branch(...) choose rows"
+        )
+
     def __getitem__(self, item: Any) -> NoReturn:
         raise of_item(item)
 

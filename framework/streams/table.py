@@ -101,6 +101,11 @@ class Table(ABC):
         def __getattr__(self, name: str) -> NoReturn:
             raise of_table(self, name)
 
+    def __bool__(self) -> NoReturn:
+        raise called("bool", self).mistake(
+            "a table has no rows while a pipeline is made: filter(...) of the stream that it is made of chooses rows"
+        )
+
     def upsert_into(
         self, target: Target, *, name: str | None = None, parallelism: int = 1, on_bad_record: str | Bolt = "fail"
     ) -> Stream:

@@ -419,6 +419,11 @@ MISTAKES: dict[str, Mistake] = {
     "'cents > 1 && cents < 9' is no SQL expression: write AND, not &&": lambda p, s: s.filter("cents > 1 && cents < 9"),
     "'cents is None' is no SQL expression: write IS NULL, not is None": lambda p, s: s.filter("cents is None"),
     "is no SQL expression: write IN (...), not in [": lambda p, s: s.filter("cents in [1, 2]"),
+    r"'(cents + 1 > 2' is no SQL expression: it opens 1 brackets and closes 0": lambda p, s: s.filter("(cents + 1 > 2"),
+    "'cents > 1)' is no SQL expression: it opens 0 brackets and closes 1": lambda p, s: s.filter("cents > 1)"),
+    "a CASE ends with END": lambda p, s: s.with_columns(large="case when cents > 1 then 'a)' else 'b'"),
+    r"bool(Stream(": lambda p, s: s.filter("cents > 0") or s,
+    "a table has no rows while a pipeline is made": lambda p, s: not s.latest_by("order"),
     "'1 < cents < 5' compares a condition with a number: write 'a > 1 AND a < 5'": lambda p, s: s.filter(
         "1 < cents < 5"
     ),
