@@ -375,25 +375,50 @@ def test_aggregates_of_the_same_windows_are_joined_whatever_they_compute(keys: t
     assert starts(found, "total", "total_right") == sorted(expected, key=lambda each: each[:2])
 
 
-def test_the_name_of_a_watermark_is_that_of_its_step_wherever_other_steps_are(tmp_path: Path) -> None:
+#: Every kind of step with a state.
+STEPS: Mapping[str, Callable[[Stream, Stream], object]] = {
+    "windows": lambda orders, paid: closing(orders, tumbling("10 min"), "windows"),
+    "same": lambda orders, paid: closing(orders, tumbling("10 min"), "same"),
+    "large": lambda orders, paid: closing(orders.filter("cents > 2"), tumbling("10 min"), "large"),
+    "visits": lambda orders, paid: closing(orders, session("3 min"), "visits"),
+    "first": lambda orders, paid: orders.deduplicate("shop", within="1 h", on="at", name="first"),
+    "pairs": lambda orders, paid: orders.join(paid, on="shop", times=("at", "paid_at"), within="1 h", name="pairs"),
+    "valued": lambda orders, paid: orders.join(
+        paid.latest_by("shop"), on="shop", times=("at", "paid_at"), name="valued"
+    ),
+    "now": lambda orders, paid: orders.join(paid.latest_by("shop"), on="shop", name="now"),
+    "table": lambda orders, paid: (
+        orders.group_by("shop").agg(n=count()).upsert_into(sqlite("shop.db", "per_shop"), name="table")
+    ),
+}
+
+
+def closing(rows: Stream, kind: Any, name: str) -> Stream:
+    return rows.window(kind, on="at", late="1 min").group_by("shop").agg(n=count()).when_closed(name=name)
+
+
+def test_no_name_and_no_state_depends_on_the_order_of_steps(tmp_path: Path) -> None:
     """So steps come, go and change places, and the event time of the others goes on."""
 
-    def built(*names: str) -> Mapping[str, Any]:
+    def built(names: Iterable[str]) -> Mapping[str, Any]:
         shop = pipeline_in(tmp_path)
-        windows = more_orders(shop).window(tumbling("10 min"), on="at", late="1 min")
+        orders = more_orders(shop)
+        paid = shop.read_kafka("paid", value=Json(shop=str, paid_at=datetime.datetime))
         for name in names:
-            rows = windows if name != "large" else windows.filter("cents > 2")
-            rows.group_by("shop").agg(n=count()).when_closed(name=name)
+            STEPS[name](orders, paid)
         topology = shop.build()
         steps = {each.id for each in topology.components if isinstance(each.instance, StepsBolt)}
         found: Mapping[str, Any] = without_steps(topology.outline(), steps)["components"]
         return {name: each for name, each in found.items() if name != topology.spout.id}
 
-    alone, three, turned = built("all"), built("large", "all", "same"), built("same", "all", "large")
-    assert {"all-watermark", "large-watermark", "same-watermark"} <= set(three)
-    for name, component in alone.items():
-        assert three[name] == turned[name] == component
-    assert three == turned
+    every = built(STEPS)
+    assert len([each for each in every if each.endswith("-watermark")]) == 7
+    chance = random.Random(7)
+    for _ in range(6):
+        names = chance.sample(list(STEPS), len(STEPS))
+        assert built(names) == every
+        some = built(names[:4])
+        assert some and all(every[name] == component for name, component in some.items())
 
 
 def watermarks_of(shop: Pipeline, component: str) -> set[str]:
