@@ -4,7 +4,6 @@ emitted, acked and failed.
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ import pytest
 
 from framework import BaseBasicBolt, BaseRichSpout, FailedException, Fields, TopologyBuilder, Tuple
 from framework.acking.ack_reports import NO_TREE, Ledger
-from framework.core import basic_collector, component_task, spout_task
+from framework.core import basic_collector, component_task
 from framework.core.bolt_task import Inbox
 from framework.core.component_task import EDGE, ROOTS
 from framework.core.outcome import Outcome
@@ -165,10 +164,7 @@ def run(key: str, seed: int, *, at_once: bool, trouble: bool = True) -> tuple[li
 
 @pytest.fixture
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows leave after a few, as otherwise after thousands. However slow the machine is, a round
-    has the same tuples.
-    """
-    monkeypatch.setattr(spout_task, "ROUND_SPOUT_S", math.inf)
+    """Rows leave after a few, as otherwise after thousands."""
     monkeypatch.setattr(component_task, "BUFFERED_ROWS_MAX", 5)
     monkeypatch.setattr(basic_collector, "BUFFERED_ROWS_MAX", 5)
     monkeypatch.setattr(collector, "BATCH_BYTES_MAX", 24)  # three numbers

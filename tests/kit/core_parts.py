@@ -6,9 +6,11 @@ component in this process share it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 from framework import (
     BaseBasicBolt,
@@ -19,6 +21,7 @@ from framework import (
     Fields,
     Tuple,
 )
+from framework.core import spout_task
 from framework.core.driver import RoundDriver
 from framework.core.event_times import paths_of
 from framework.core.leader_loop import stateful_components
@@ -183,9 +186,11 @@ class Stepped:
         self.driver = RoundDriver(self.plan, self.rounds, timeout_s=30, attempts_max=attempts, clock=self.clock)
 
     def step(self, times: int = 1, *, seconds: float = 0.0) -> Stepped:
-        """Run ``times`` rounds; the clock advances by ``seconds`` before each."""
-        for _ in range(times):
-            self.clock.now += seconds
-            assert self.driver.step()
-            self.driver._spout_wait_s = 0.0  # no test waits for a spout
+        """Run ``times`` rounds; the clock advances by ``seconds`` before each. However slow the
+        machine is, a round has the same tuples."""
+        with mock.patch.object(spout_task, "ROUND_SPOUT_S", math.inf):
+            for _ in range(times):
+                self.clock.now += seconds
+                assert self.driver.step()
+                self.driver._spout_wait_s = 0.0  # no test waits for a spout
         return self
