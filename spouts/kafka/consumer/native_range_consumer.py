@@ -42,7 +42,9 @@ from spouts.kafka.consumer.range_consumer import (
     damaged,
     elsewhere,
     not_in_log,
+    records_of,
     replaced,
+    side_by_side,
     silent,
 )
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
@@ -51,7 +53,7 @@ from spouts.kafka.record_deserialization import METADATA_TYPES, Parts
 
 #: The most bytes of values, keys and headers in one chunk.
 CHUNK_BYTES = 32 << 20
-#: The most partitions fetched concurrently when there is much to read, so that each can fetch far
+#: The most partitions fetched concurrently when each has much to read, so that it can fetch far
 #: ahead.
 FETCHED_TOGETHER_MAX = 8
 #: The least number of queues for which a consumer is made. For more partitions it is replaced.
@@ -216,12 +218,13 @@ class NativeSession:
 
     def _read_all(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
-        if sum(each.end - each.first for each in wanted.values()) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
+        if records_of(wanted) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
             yield from self._read_groups(wanted, sorted(wanted), QUEUES_MAX, parts)
             return
-        if len(wanted) > FETCHED_TOGETHER_MAX and self._queues > QUEUES_MIN:
-            self._open_anew(QUEUES_MIN)
-        yield from self._read_groups(wanted, list(wanted), FETCHED_TOGETHER_MAX, parts)
+        together = min(QUEUES_MAX, max(FETCHED_TOGETHER_MAX, side_by_side(wanted)))
+        if len(wanted) > together and self._queues > max(QUEUES_MIN, queues_for(together)):
+            self._open_anew(queues_for(together))
+        yield from self._read_groups(wanted, list(wanted), together, parts)
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -42,8 +43,7 @@ from spouts.kafka.record_deserialization import EVERYTHING, Parts
 
 #: Records per call of ``consume`` and per record batch.
 CHUNK_RECORDS = 50_000
-#: Up to this many records in total, a task reads its partitions concurrently; above, one after the
-#: other.
+#: A task reads as many partitions concurrently as have about this many records in total.
 SIDE_BY_SIDE_RECORDS_MAX = 20_000
 #: Up to this many records before a range are read and dropped; for more, a seek is cheaper.
 SKIP_RECORDS_MAX = 5_000
@@ -117,6 +117,22 @@ class _Assigned:
 _Reading = Generator[MessageChunk, None, dict[TopicPartition, Range]]
 
 
+def records_of(ranges: Mapping[TopicPartition, Range]) -> int:
+    """How many records these ranges have at most."""
+    return sum(each.end - each.first for each in ranges.values())
+
+
+def side_by_side(ranges: Mapping[TopicPartition, Range]) -> int:
+    """How many of these partitions are read concurrently. A partition costs the broker's answer
+    time, however few records it has.
+
+    >>> partitions = [("t", number) for number in range(10_000)]
+    >>> [side_by_side(dict.fromkeys(partitions, Range(0, records))) for records in (1, 4, 90_000)]
+    [10000, 5000, 1]
+    """
+    return max(1, min(len(ranges), SIDE_BY_SIDE_RECORDS_MAX * len(ranges) // max(1, records_of(ranges))))
+
+
 class KafkaSession:
     """One consumer with its positions."""
 
@@ -152,17 +168,18 @@ class KafkaSession:
 
     def _read_all(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[MessageChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
-        side_by_side = sum(each.end - each.first for each in wanted.values()) <= SIDE_BY_SIDE_RECORDS_MAX
+        together = side_by_side(wanted)
         while wanted:
             if self._pace.is_stale:
                 self._open_anew()
-            if side_by_side and not self._pace.is_narrow:
-                wanted = yield from self._read_side_by_side(wanted)
-                continue
-            tp, each = next(iter(wanted.items()))
-            self._unassign([other for other in self._assigned if other != tp])
-            rest = yield from self._read({tp: each}, at_once=False)
-            wanted = rest | {other: its for other, its in wanted.items() if other != tp}
+            group = dict(islice(wanted.items(), together))
+            at_once = not self._pace.is_narrow and records_of(group) <= SIDE_BY_SIDE_RECORDS_MAX
+            if not at_once:
+                group = dict(islice(wanted.items(), 1))
+            if not at_once or len(group) < len(wanted):
+                self._unassign([other for other in self._assigned if other not in group])
+            rest = yield from self._read_side_by_side(group) if at_once else self._read(group, at_once=False)
+            wanted = rest | {other: its for other, its in wanted.items() if other not in group}
 
     def _read_side_by_side(self, ranges: Mapping[TopicPartition, Range]) -> _Reading:
         """As ``_read``: one chunk with all records, or several if they are large."""

@@ -385,7 +385,9 @@ def test_what_a_consumer_fetches_ahead_does_not_grow_with_its_queues(queues: int
     assert min(conf["queued.min.messages"], conf["queued.max.messages.kbytes"]) > 100
 
 
-@pytest.mark.parametrize(("records", "together"), [(1, QUEUES_MAX), (1_000, FETCHED_TOGETHER_MAX)])
+@pytest.mark.parametrize(
+    ("records", "together"), [(1, QUEUES_MAX), (9, QUEUES_MAX), (200, 100), (5_000, FETCHED_TOGETHER_MAX)]
+)
 def test_many_partitions_are_read_group_by_group(monkeypatch: pytest.MonkeyPatch, records: int, together: int) -> None:
     """So a consumer never has more queues than its memory was divided among."""
     session = object.__new__(NativeSession)
