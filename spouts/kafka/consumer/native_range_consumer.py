@@ -44,7 +44,6 @@ from spouts.kafka.consumer.range_consumer import (
     not_in_log,
     records_of,
     replaced,
-    side_by_side,
     silent,
 )
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
@@ -221,7 +220,9 @@ class NativeSession:
         if records_of(wanted) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
             yield from self._read_groups(wanted, sorted(wanted), QUEUES_MAX, parts)
             return
-        together = min(QUEUES_MAX, max(FETCHED_TOGETHER_MAX, side_by_side(wanted)))
+        # by their average, so that a kept consumer has the right number of queues for the next read
+        as_many = limits.SIDE_BY_SIDE_RECORDS_MAX * len(wanted) // records_of(wanted)
+        together = min(QUEUES_MAX, max(FETCHED_TOGETHER_MAX, as_many))
         if len(wanted) > together and self._queues > max(QUEUES_MIN, queues_for(together)):
             self._open_anew(queues_for(together))
         yield from self._read_groups(wanted, list(wanted), together, parts)

@@ -122,15 +122,22 @@ def records_of(ranges: Mapping[TopicPartition, Range]) -> int:
     return sum(each.end - each.first for each in ranges.values())
 
 
-def side_by_side(ranges: Mapping[TopicPartition, Range]) -> int:
-    """How many of these partitions are read concurrently. A partition costs the broker's answer
-    time, however few records it has.
+def read_together(ranges: Mapping[TopicPartition, Range]) -> dict[TopicPartition, Range]:
+    """The first of these partitions that have no more than ``SIDE_BY_SIDE_RECORDS_MAX`` records in
+    total, and at least one. A partition costs the broker's answer time, however few records it has.
 
-    >>> partitions = [("t", number) for number in range(10_000)]
-    >>> [side_by_side(dict.fromkeys(partitions, Range(0, records))) for records in (1, 4, 90_000)]
-    [10000, 5000, 1]
+    >>> ranges = {("t", number): Range(0, 4) for number in range(6_000)}
+    >>> len(read_together(ranges)), len(read_together({("s", 0): Range(0, 90_000), **ranges}))
+    (5000, 1)
     """
-    return max(1, min(len(ranges), SIDE_BY_SIDE_RECORDS_MAX * len(ranges) // max(1, records_of(ranges))))
+    found: dict[TopicPartition, Range] = {}
+    records = 0
+    for tp, each in ranges.items():
+        records += each.end - each.first
+        if found and records > SIDE_BY_SIDE_RECORDS_MAX:
+            break
+        found[tp] = each
+    return found
 
 
 class KafkaSession:
@@ -168,14 +175,11 @@ class KafkaSession:
 
     def _read_all(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[MessageChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
-        together = side_by_side(wanted)
         while wanted:
             if self._pace.is_stale:
                 self._open_anew()
-            group = dict(islice(wanted.items(), together))
+            group = dict(islice(wanted.items(), 1)) if self._pace.is_narrow else read_together(wanted)
             at_once = not self._pace.is_narrow and records_of(group) <= SIDE_BY_SIDE_RECORDS_MAX
-            if not at_once:
-                group = dict(islice(wanted.items(), 1))
             if not at_once or len(group) < len(wanted):
                 self._unassign([other for other in self._assigned if other not in group])
             rest = yield from self._read_side_by_side(group) if at_once else self._read(group, at_once=False)
