@@ -59,7 +59,7 @@ class _Listed(Folded):
         if partial:
             every = itertools.chain.from_iterable(map(json.loads, present))
         else:
-            every = (json_encoder(pa.scalar(each).type)(each) for each in present)
+            every = (json_encoder(_type_of(each))(each) for each in present)
         return f"[{','.join(self._bounded(self._chosen(every)))}]"
 
     def _bounded(self, chosen: Iterable[Any]) -> Iterator[str]:
@@ -113,6 +113,11 @@ class Top(_Listed):
         if all(isinstance(each, str) for each in values):
             return heapq.nlargest(self.most, values)
         return heapq.nlargest(self.most, values, key=_number_of)
+
+
+def _type_of(value: Any) -> pa.DataType:
+    """Arrow takes integers for ``int64``, and those beyond it for a mistake."""
+    return pa.uint64() if type(value) is int else pa.scalar(value).type
 
 
 def _number_of(value: Any) -> Any:

@@ -294,6 +294,7 @@ class Fold(Combiner):
     def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
         """Make one row per key. ``columns``: aggregate -> the column that it folds. The aggregate
         itself folds values that Arrow cannot fold."""
+        columns = dict(columns)
         folded = {name: each for name, each in self._aggregates.items() if not each.derived_from}
         functions = {name: each.merge_function if partial else each.partial_function for name, each in folded.items()}
         for name, function in functions.items():
@@ -301,7 +302,7 @@ class Fold(Combiner):
             if column is not None and not _folds(function, table.column(column)):
                 functions[name] = "list"
             elif function == "sum" and column is not None:
-                table = _wide_enough(table, column)
+                table, columns[name] = _wide_enough(table, column)
         table, places = _with_places(table) if "list" in functions.values() else (table, "")
         specs: list[Any] = [
             (places if function == "list" else [] if columns[name] is None else columns[name], function)
@@ -386,20 +387,26 @@ def _folds(function: str, column: pa.ChunkedArray) -> bool:
 
 def _with_places(table: pa.Table) -> tuple[pa.Table, str]:
     """The table with an added column of row numbers, and the name of that column."""
-    name = "place"
+    return _with_column(table, "place", pa.array(range(table.num_rows), pa.int64()))
+
+
+def _with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> tuple[pa.Table, str]:
+    """The table with an added column, and its name, which no other column has."""
     while name in table.column_names:
         name += "_"
-    return table.append_column(name, pa.array(range(table.num_rows), pa.int64())), name
+    return table.append_column(name, column), name
 
 
-def _wide_enough(table: pa.Table, name: str) -> pa.Table:
-    """The table with a column ``name`` that is wide enough for the sum of all its rows, because
-    Arrow's sum overflows silently. If needed, integers become decimals and decimals become wider.
+def _wide_enough(table: pa.Table, name: str) -> tuple[pa.Table, str]:
+    """The table, and the name of a column with the values of ``name`` that is wide enough for the
+    sum of all its rows, because Arrow's sum overflows silently. If needed, integers become decimals
+    and decimals become wider, in a column of their own: other aggregates take the values as they
+    are.
     """
     column = table.column(name)
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind)) or table.num_rows == 0:
-        return table
+        return table, name
     extremes = pc.min_max(column).as_py()
     greatest = max(_unscaled(extremes[end], kind) for end in ("min", "max")) * table.num_rows
     scale = kind.scale if pa.types.is_decimal(kind) else 0
@@ -409,7 +416,7 @@ def _wide_enough(table: pa.Table, name: str) -> pa.Table:
         wide = kind if greatest < 10**38 else pa.decimal256(76, scale)
     if greatest >= 10**76:
         raise BadRecordError(f"the sum of {name!r} may have more than 76 digits: use values of fewer digits, or floats")
-    return table.set_column(table.schema.get_field_index(name), name, column.cast(wide)) if wide != kind else table
+    return _with_column(table, f"{name} for sums", column.cast(wide)) if wide != kind else (table, name)
 
 
 def _unscaled(value: Any, kind: pa.DataType) -> int:

@@ -16,7 +16,7 @@ from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidde
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
 from framework.streams.row_growth_limits import FEW, check_bytes
 from framework.streams.stateless_steps import Columns, Step
-from framework.topology.arrow_columns import column_of
+from framework.topology.arrow_columns import cast_column, column_of
 
 #: A column of numbers that rise where tombstones begin or end.
 _RUN = "run"
@@ -182,18 +182,34 @@ class TableStep(RemakingStep):
                     f"it returned {kind} for {declared.name!r}, and a number of a time has no unit: return timestamps"
                 )
         try:
-            return table.select(self.schema.names).cast(self.schema)
+            columns = [_cast(table.column(each.name), each.type) for each in self.schema]
+            return pa.table(columns, self.schema)
         except (pa.ArrowException, ValueError) as error:
-            raise BadRecordError(f"{self.call}: what it returned does not fit its types: {error}") from error
+            raise self._misfit(error) from error
+
+    def _misfit(self, error: Exception) -> BadRecordError:
+        return BadRecordError(f"{self.call}: what it returned does not fit its types: {error}")
 
     def _table(self, returned: Any) -> pa.Table:
-        table = table_of(returned)
+        try:
+            table = table_of(returned)
+        except (pa.ArrowException, *UNREPRESENTABLE) as error:  # values of a frame of pandas
+            raise self._misfit(error) from error
         if table is None:
             raise self.call.mistake(
                 f"it returned a {type(returned).__name__}: return a table or a record batch of Arrow, or a frame of polars or "
                 "pandas"
             )
         return table
+
+
+def _cast(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
+    """The column in its declared type. Arrow itself would crash on the text of a far decimal."""
+    if not pa.types.is_decimal(declared) or not (
+        pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    ):
+        return column.cast(declared)
+    return pa.chunked_array([cast_column(each, declared) for each in column.chunks], declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
