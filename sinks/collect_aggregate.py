@@ -26,6 +26,7 @@ from sinks.aggregates import Folded, typed
 
 #: The values of a list end with the one that makes them so large: a producer writes them.
 LIST_BYTES_MAX = 1 << 20
+_INT64_MAX = (1 << 63) - 1
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -116,8 +117,8 @@ class Top(_Listed):
 
 
 def _type_of(value: Any) -> pa.DataType:
-    """Arrow takes integers for ``int64``, and those beyond it for a mistake."""
-    return pa.uint64() if type(value) is int else pa.scalar(value).type
+    """Arrow takes every integer for ``int64``."""
+    return pa.uint64() if type(value) is int and value > _INT64_MAX else pa.scalar(value).type
 
 
 def _number_of(value: Any) -> Any:

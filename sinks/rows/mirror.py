@@ -22,6 +22,7 @@ from sinks.rows.mirror_catalog import (
     CATALOG_CHANGES,
     CATALOG_FIELDS,
     COLUMNS_MAX,
+    KEY_COLUMNS_MAX,
     Catalog,
     Part,
     cannot_be_called,
@@ -182,6 +183,10 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
         if rows.num_columns > COLUMNS_MAX:
             raise BadRecordError(
                 f"{self._shown(changes)} has {rows.num_columns:,} columns: the most is {COLUMNS_MAX:,}"
+            )
+        if len(changes.key) > KEY_COLUMNS_MAX:
+            raise BadRecordError(
+                f"{self._shown(changes)} has a key of {len(changes.key):,} columns: the most is {KEY_COLUMNS_MAX}"
             )
         if len(set(changes.key)) != len(changes.key):
             raise BadRecordError(f"{self._shown(changes)}: the record's key has a column twice")

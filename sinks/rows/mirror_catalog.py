@@ -29,6 +29,8 @@ CATALOG_CHANGES = Changes((NAME,), on_new_column="add")
 #: A table has up to this many columns. MariaDB takes 1,017, and PostgreSQL 1,600; the rows from
 #: before have three more.
 COLUMNS_MAX = 1_000
+#: The most columns of a primary key: PostgreSQL's limit.
+KEY_COLUMNS_MAX = 32
 #: The names of the tables beside a table end so.
 _BESIDE = ("_before", "_deleted")
 

@@ -28,6 +28,8 @@ from spouts.codecs.schema_cache import cached_by_schema
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
 _METADATA = {f"_ratchet_{name}": name for name in _HELD}
+#: How the names of Ratchet's columns begin, here and in tables of rows.
+_OWN = "_ratchet_"
 _OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE, _POSITION = _METADATA
 
 
@@ -172,7 +174,7 @@ def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     """A codec for the columns of a schema, and these."""
     described = _described(prefix)
     for name in (each["field"] for each in described):
-        if not name or name in _METADATA:
+        if not name or name.casefold().startswith(_OWN):
             problem = "has no name" if not name else "has a name of Ratchet's"
             raise BadRecordError(f"a change record with a schema in which the column {name!r} {problem}")
     try:

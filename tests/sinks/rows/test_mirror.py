@@ -41,6 +41,9 @@ DECIMAL = "org.apache.kafka.connect.data.Decimal"
 BEGIN = 2**40
 
 
+WIDE_KEY = [f"k{number}" for number in range(900)]
+
+
 def put(table: str, key: int, name: str | None = None, *, op: str = "u", lsn: int | None = 1, **more: Any) -> Record:
     columns = WIDER if more else COLUMNS
     return change_record(table, columns, op, {"id": key, "name": name, **more}, lsn=in_log(lsn))
@@ -615,8 +618,10 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
         (put("a\0b", 1), "is no name in SQL"),
         (put("", 1), "does not name its table"),
         (with_column("a\0"), "is no name in SQL"),
-        (with_column("_ratchet_txid"), "'_ratchet_txid' is a column of Ratchet's"),
-        (with_column("_ratchet_op"), "the column '_ratchet_op' has a name of Ratchet's"),
+        *(
+            (with_column(name), f"the column '{name}' has a name of Ratchet's")
+            for name in ("_ratchet_txid", "_Ratchet_Txid", "_ratchet_op", "_ratchet_deleted", "_ratchet_unchanged")
+        ),
         (with_column("Name"), "'name' and 'Name' are the same column in SQLite"),
         (with_column(""), "the column '' has no name"),
         (edited('"field":"name"', '"field":7'), "a schema that is none of a change record"),
@@ -627,6 +632,10 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
         (
             change_record("people", {"id": INT, **{f"c{n}": TEXT for n in range(1_000)}}, "c", {"id": 1}),
             "shop.public.people has 1,001 columns: the most is 1,000",
+        ),
+        (
+            change_record("people", dict.fromkeys(WIDE_KEY, INT), "c", dict.fromkeys(WIDE_KEY, 1), key=WIDE_KEY),
+            "shop.public.people has a key of 900 columns: the most is 32",
         ),
         (
             (b'{"schema":{"fields":[{"field":"id"},{"field":"id"}]},"payload":{"id":1}}', put("people", 1)[1]),
