@@ -26,7 +26,6 @@ from sinks.aggregates import Folded, typed
 
 #: The values of a list end with the one that makes them so large: a producer writes them.
 LIST_BYTES_MAX = 1 << 20
-_INT64_MAX = (1 << 63) - 1
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -60,7 +59,7 @@ class _Listed(Folded):
         if partial:
             every = itertools.chain.from_iterable(map(json.loads, present))
         else:
-            every = (json_encoder(_type_of(each))(each) for each in present)
+            every = map(_in_json, present)
         return f"[{','.join(self._bounded(self._chosen(every)))}]"
 
     def _bounded(self, chosen: Iterable[Any]) -> Iterator[str]:
@@ -116,9 +115,9 @@ class Top(_Listed):
         return heapq.nlargest(self.most, values, key=_number_of)
 
 
-def _type_of(value: Any) -> pa.DataType:
-    """Arrow takes every integer for ``int64``."""
-    return pa.uint64() if type(value) is int and value > _INT64_MAX else pa.scalar(value).type
+def _in_json(value: Any) -> Any:
+    """The JSON form of a value. An integer is its own; Arrow would take it for ``int64``."""
+    return value if type(value) is int else json_encoder(pa.scalar(value).type)(value)
 
 
 def _number_of(value: Any) -> Any:

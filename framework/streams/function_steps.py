@@ -16,7 +16,7 @@ from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidde
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
 from framework.streams.row_growth_limits import FEW, check_bytes
 from framework.streams.stateless_steps import Columns, Step
-from framework.topology.arrow_columns import cast_column, column_of
+from framework.topology.arrow_columns import column_of, safe_cast
 
 #: A column of numbers that rise where tombstones begin or end.
 _RUN = "run"
@@ -182,8 +182,7 @@ class TableStep(RemakingStep):
                     f"it returned {kind} for {declared.name!r}, and a number of a time has no unit: return timestamps"
                 )
         try:
-            columns = [_cast(table.column(each.name), each.type) for each in self.schema]
-            return pa.table(columns, self.schema)
+            return pa.table([_cast(table.column(each.name), each.type) for each in self.schema], self.schema)
         except (pa.ArrowException, ValueError) as error:
             raise self._misfit(error) from error
 
@@ -204,12 +203,7 @@ class TableStep(RemakingStep):
 
 
 def _cast(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
-    """The column in its declared type. Arrow itself would crash on the text of a far decimal."""
-    if not pa.types.is_decimal(declared) or not (
-        pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    ):
-        return column.cast(declared)
-    return pa.chunked_array([cast_column(each, declared) for each in column.chunks], declared)
+    return pa.chunked_array([safe_cast(each, declared) for each in column.chunks], declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -274,15 +274,31 @@ class Pipeline(TopologyMaker):
         )
 
     def watermarks(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> tuple[Placed, ...]:
-        """What the step ``name`` over these rows goes by: a watermark of its own, or that of the
-        closed windows that the rows are. Raises ``TopologyError`` where they have no event time."""
+        """The watermarks that the step ``name`` over these rows follows. Raises ``TopologyError``
+        where the rows have no event time."""
         closed = closed_once(call, above, on)
-        if closed is None:
-            return (self.own_watermark(call, name, above, on=on, bounds=bounds),)
-        self.check_never_late(call, closed, bounds)
-        return closed.watermarks
+        timed = (above, on) if closed is None else None
+        return self.watermarks_of(call, name, timed, [closed] if closed is not None else [], bounds)
 
-    def own_watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
+    def watermarks_of(
+        self,
+        call: Call,
+        name: str,
+        timed: tuple[Node, str] | None,
+        closed: Sequence[Placed],
+        bounds: WatermarkBounds,
+    ) -> tuple[Placed, ...]:
+        """The watermarks that the step ``name`` follows: one of its own, for rows with a time, and
+        those of closed windows. Raises ``TopologyError`` where the rows have no event time, and for
+        bounds where all rows are closed windows."""
+        followed = dict.fromkeys(each for its in closed for each in its.watermarks)
+        if timed is not None:
+            above, on = timed
+            return (self._own_watermark(call, name, above, on=on, bounds=bounds), *followed)
+        self._check_never_late(call, closed[0], bounds)
+        return tuple(followed)
+
+    def _own_watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
         """The watermark of these rows, for the step ``name`` alone: its id and its state follow
         that name, whatever other steps there are."""
         self._check_name(call, name)
@@ -307,7 +323,7 @@ class Pipeline(TopologyMaker):
             )
         )
 
-    def check_never_late(self, call: Call, closed: Placed, bounds: WatermarkBounds) -> None:
+    def _check_never_late(self, call: Call, closed: Placed, bounds: WatermarkBounds) -> None:
         """Raise ``TopologyError`` for bounds of closed windows. They go by the watermark that has
         closed them, which passes the end of a window in the transaction that sends it."""
         if bounds.micros() != WatermarkBounds().micros():

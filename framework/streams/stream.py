@@ -669,9 +669,9 @@ class Stream:
             bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
         else:
             sides = (self, left), (other, right)
-            closed = [closed_once(call, side._node, time) for side, time in sides]
-            timed = [each for each, its in zip(sides, closed, strict=True) if its is None]
-            moments = self._moments(call, timed) if timed else None
+            windows = [closed_once(call, side._node, time) for side, time in sides]
+            timed = [each for each, its in zip(sides, windows, strict=True) if its is None]
+            moments = (self._moments(call, timed), _EVENT_TIME) if timed else None
             own_times = ours_named.get(left, left), theirs_named.get(right, right)
             bolt = self._bolt(
                 call,
@@ -681,13 +681,8 @@ class Stream:
                     else committers.pairs(name, keys, own_times, within or 0, how)
                 ),
             )
-            known = [each for each in closed if each is not None]
-            if moments is not None:
-                own = self._pipeline.own_watermark(call, name, moments, on=_EVENT_TIME, bounds=bounds)
-                watermarks = (own,)
-            else:
-                self._pipeline.check_never_late(call, known[0], bounds)
-            watermarks += tuple(dict.fromkeys(each for its in known for each in its.watermarks))
+            closed = [each for each in windows if each is not None]
+            watermarks = self._pipeline.watermarks_of(call, name, moments, closed, bounds)
         joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
         return joined._of(
             joined._component(
@@ -714,8 +709,9 @@ class Stream:
             check_names(call, [time] if time != TIMESTAMP else [], stream.schema)
         place = self._pipeline.place_of(*(stream._node for stream, _ in sides))
         if place is None:
-            of_several = [stream for stream, _ in sides if self._pipeline.place_of(stream._node) is None]
-            raise call.mistake(self._pipeline.without_partition((of_several or [sides[0][0]])[0]._node))
+            streams = [stream for stream, _ in sides]
+            lacking = next((each for each in streams if self._pipeline.place_of(each._node) is None), streams[0])
+            raise call.mistake(self._pipeline.without_partition(lacking._node))
         moments = [
             stream._selected(call, {each: each for each in place if not is_hidden(each)} | {time: _EVENT_TIME})
             for stream, time in sides
@@ -724,8 +720,8 @@ class Stream:
         if moments[-1].schema != schema:
             left, right = (stream.schema.field(time).type for stream, time in sides)
             raise call.mistake(f"the times differ: {left} and {right}: cast one")
-        for stream, time in sides:
-            _check_time(call, time, stream.schema)
+        stream, time = sides[0]
+        _check_time(call, time, stream.schema)
         return Merged(tuple(each._node for each in moments), schema) if len(moments) > 1 else moments[0]._node
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:

@@ -55,13 +55,20 @@ def column_of(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array |
     return made
 
 
+def safe_cast(column: pa.Array, declared: pa.DataType) -> pa.Array:
+    """As Arrow's cast, which crashes on the text of a far decimal, such as 1e-100000000: such texts
+    are read by ``decimals_of_text``."""
+    types = pa.types
+    if types.is_decimal(declared) and (types.is_string(column.type) or types.is_large_string(column.type)):
+        return decimals_of_text(column, declared)
+    return column.cast(declared)
+
+
 def cast_column(column: pa.Array, declared: pa.DataType) -> pa.Array:
     """The column in a declared type. Raises an Arrow error or ``ValueError`` if a value does not
     fit."""
     types = pa.types
-    if types.is_decimal(declared) and (types.is_string(column.type) or types.is_large_string(column.type)):
-        return decimals_of_text(column, declared)
-    made = column.cast(declared)
+    made = safe_cast(column, declared)
     if types.is_floating(declared):
         if types.is_floating(column.type) and _infinities(made) > _infinities(column):
             raise ValueError(f"a number is beyond {declared}")

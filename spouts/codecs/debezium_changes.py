@@ -27,9 +27,9 @@ from spouts.codecs.debezium_schema import (
 from spouts.codecs.schema_cache import cached_by_schema
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
-_METADATA = {f"_ratchet_{name}": name for name in _HELD}
-#: How the names of Ratchet's columns begin, here and in tables of rows.
+#: The beginning of names of Ratchet's columns, here and in tables of rows.
 _OWN = "_ratchet_"
+_METADATA = {f"{_OWN}{name}": name for name in _HELD}
 _OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE, _POSITION = _METADATA
 
 

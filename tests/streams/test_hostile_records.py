@@ -34,7 +34,7 @@ def closed(rows: Stream, kind: Any) -> Stream:
     return windows.agg(n=count(), v=max_("v")).when_closed(name="closed")
 
 
-#: Each returns a stream to append, or the sink that it has put the rows into.
+#: Each returns a stream to append; None where it has put the rows into the table.
 TIMED: Mapping[str, Callable[[Stream, Target], Stream | None]] = {
     "windows": lambda rows, _: closed(rows, tumbling("3 min")),
     "sessions": lambda rows, _: closed(rows.filter("v % 4 < 2"), session("90 s")),
@@ -74,7 +74,7 @@ def bad(*, timed: bool) -> list[dict[str, Any]]:
 
 
 def found(topics: Topics, name: str, dsn: str, make: Callable[[Stream, Target], Stream | None]) -> Counter[Any]:
-    """What the step makes of a topic, over several transactions."""
+    """The rows that the step makes of a topic, over several transactions."""
     states = name.replace("-", "_")
     shop = Pipeline(name, state=lambda step: postgres(dsn, f"{states}_{step}"[-60:]))
     rows = shop.read_kafka(

@@ -217,11 +217,12 @@ class NativeSession:
 
     def _read_all(self, ranges: Mapping[TopicPartition, Range], parts: Parts) -> Iterator[ColumnChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
-        if records_of(wanted) <= limits.SIDE_BY_SIDE_RECORDS_MAX:
+        records = records_of(wanted)
+        if records <= limits.SIDE_BY_SIDE_RECORDS_MAX:
             yield from self._read_groups(wanted, sorted(wanted), QUEUES_MAX, parts)
             return
         # by their average, so that a kept consumer has the right number of queues for the next read
-        as_many = limits.SIDE_BY_SIDE_RECORDS_MAX * len(wanted) // records_of(wanted)
+        as_many = limits.SIDE_BY_SIDE_RECORDS_MAX * len(wanted) // records
         together = min(QUEUES_MAX, max(FETCHED_TOGETHER_MAX, as_many))
         if len(wanted) > together and self._queues > max(QUEUES_MIN, queues_for(together)):
             self._open_anew(queues_for(together))
