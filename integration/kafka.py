@@ -251,8 +251,11 @@ class KafkaCluster:
     def start(self) -> None:
         """Start all concurrently and wait until each serves. They must start together, because a
         controller answers only when a majority of controllers runs."""
+        start_together(self.brokers, self.renew_ports)
+
+    def renew_ports(self) -> None:
+        """Replace the controllers' ports that another program took before the cluster started."""
         self.brokers[0].quorum.renew_ports()
-        start_together(self.brokers)
 
     def stop(self) -> None:
         """Stop all, the controllers last."""

@@ -110,10 +110,14 @@ class EmbeddedServers:
         running."""
         self._take_folder()
         try:
-            start_together(self.all)
+            start_together(self.all, self._renew_ports)
         except BaseException:
             self.stop()
             raise
+
+    def _renew_ports(self) -> None:
+        self._cluster.renew_ports()
+        self._ensemble.renew_ports()
 
     def stop(self) -> None:
         """Stop all in order. Safe to call twice."""

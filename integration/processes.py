@@ -114,9 +114,9 @@ class ChildProcess(Running):
 
     @property
     def pid(self) -> int | None:
-        if not self.alive:
-            return None
-        return _child_of(self._process.pid) if self._launch.guarded else self._process.pid
+        if self._launch.guarded:
+            return _child_of(self._process)
+        return self._process.pid if self.alive else None
 
     def stop(self, timeout_s: float) -> None:
         if self._process.stdin is not None:
@@ -152,11 +152,11 @@ class ChildProcess(Running):
             os.kill(pid, which)
 
 
-def _child_of(pid: int) -> int | None:
-    """The pid of the guardian's only child; None if it has none."""
+def _child_of(guardian: subprocess.Popen[bytes]) -> int | None:
+    """The pid of the guardian's only child; None if it has none, or if the guardian has ended."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while time.monotonic() < deadline:
-        children = _children_of(pid)
+    while guardian.poll() is None and time.monotonic() < deadline:
+        children = _children_of(guardian.pid)
         if children:
             return int(children[0].pid)
         time.sleep(0.02)

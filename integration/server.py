@@ -9,8 +9,9 @@ import shutil
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Self
 
@@ -42,14 +43,17 @@ rootLogger.appenderRef.console.ref = console
 #: the server uses it.
 _PORTS = range(15_000, 32_000)
 _CHANCE = random.SystemRandom()
+#: The ports that this process chose last. Two servers that have not started yet must not share one.
+_CHOSEN: deque[int] = deque(maxlen=len(_PORTS) // 4)
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now. If another program takes it first,
-    ``Server.start`` tries another one."""
+    """A port of the loopback interface that is free now, and not one of the last 4,250 that this
+    process chose. If another program takes it first, ``Server.start`` tries another one."""
     while True:
         port = _CHANCE.choice(_PORTS)
-        if not port_taken(port):
+        if port not in _CHOSEN and not port_taken(port):
+            _CHOSEN.append(port)
             return port
 
 
@@ -169,7 +173,7 @@ class Server(ABC):
             except ServerError as error:
                 crashed = isinstance(error, KilledError) and self._running is not None  # not a tool's end
                 self.kill()
-                lost = self._wanted_port is None and self._port_was_lost()
+                lost = self._wanted_port is None and self.port_was_lost()
                 if attempt == _START_TRIES or not (crashed or lost):
                     raise
                 if lost:
@@ -294,6 +298,8 @@ class Server(ABC):
                 if name is not None:
                     raise KilledError(f"{name} ended {self.name} while it started: {words}")
                 raise ServerError(f"{self.name} ended while starting: {words}")
+            if self.port_was_lost():  # some servers try the same port again for ever
+                raise ServerError(f"{self.name} lost a port: {self._last_words()}; its log is {self.log_file}")
             time.sleep(0.05)
         raise ServerError(f"{self.name} did not answer within {START_TIMEOUT_S:g} s; its log is {self.log_file}")
 
@@ -315,20 +321,41 @@ class Server(ABC):
                     return line.strip()[:300]
         return lines[-1].strip()[:300] if lines else "it said nothing"
 
-    def _port_was_lost(self) -> bool:
+    def port_was_lost(self) -> bool:
+        """Whether the last start failed to take a port, according to the log."""
         return any("Address already in use" in line or "BindException" in line for line in self._tail())
 
 
-def start_together(servers: Sequence[Server]) -> None:
+def start_together(servers: Sequence[Server], renew_ports: Callable[[], None] = lambda: None) -> None:
     """Start several servers in parallel and wait for all. If one fails, stops all and raises its
-    error."""
-    try:
-        with ThreadPoolExecutor(len(servers)) as pool:
-            for each in [pool.submit(server.start) for server in servers]:
-                each.result()
-    except BaseException:
-        stop_all(servers)
-        raise
+    error. ``renew_ports`` replaces the ports between the servers that are taken: if one of them is
+    lost while the servers start, they start again, at most three times in all."""
+    for attempt in range(1, _START_TRIES + 1):
+        renew_ports()
+        try:
+            _start_each(servers)
+            return
+        except BaseException as error:
+            stop_all(servers)
+            lost = isinstance(error, ServerError) and any(server.port_was_lost() for server in servers)
+            if attempt == _START_TRIES or not lost:
+                raise
+
+
+def _start_each(servers: Sequence[Server]) -> None:
+    with ThreadPoolExecutor(len(servers)) as pool:
+        starts = [pool.submit(server.start) for server in servers]
+        done: set[Future[None]] = set()
+        left = set(starts)
+        try:
+            done, left = wait(starts, return_when=FIRST_EXCEPTION)
+        finally:
+            while left:  # the others would wait for the one that failed until their time is up
+                for server in servers:
+                    server.kill()
+                left = wait(left, timeout=0.1).not_done
+        for each in done:
+            each.result()
 
 
 def stop_all(servers: Sequence[Server]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.jars import spark_jars
-from integration.server import Server, free_port, start_together, stop_all, wait_until
+from integration.server import Server, free_port, port_taken, start_together, stop_all, wait_until
 from integration.server_launcher import EMBEDDED
 
 _ANSWER_TIMEOUT_S = 60.0
@@ -48,11 +48,14 @@ class _SparkProcess(Server):
             f"SPARK_DAEMON_JAVA_OPTS={options}",
             f"JAVA_HOME={Path(self.host.java()).resolve().parent.parent}",
         ]
+        settings = "spark.port.maxRetries 0\n"  # otherwise Spark takes the next port, where nobody looks for it
+        if self._secret:
+            settings += f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n"
         properties = self.write("spark.conf", "")
         properties.chmod(0o600)
-        if self._secret:
-            settings = f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n"
-            properties.write_text(settings, encoding="utf-8")
+        properties.write_text(settings, encoding="utf-8")
+        if port_taken(self.page_port):
+            self.page_port = free_port()
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
         where += ["--properties-file", str(properties)]
         return [*environment, str(home / "bin" / "spark-class"), self.main, *where, *arguments]

@@ -174,10 +174,13 @@ class ZooKeeperEnsemble:
 
     def start(self) -> None:
         """Start all and wait until each serves."""
+        start_together(self.servers, self.renew_ports)
+
+    def renew_ports(self) -> None:
+        """Replace the ports between the members that another program took before they started."""
         for number, ports in self._members.items():
-            if any(map(port_taken, ports)):  # another program took one before the ensemble started
+            if any(map(port_taken, ports)):
                 self._members[number] = (free_port(), free_port())
-        start_together(self.servers)
 
     def stop(self) -> None:
         stop_all(self.servers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from confluent_kafka import Consumer
 from kazoo.client import KazooClient
 
 from integration import KafkaCluster, ZooKeeperEnsemble
-from integration.server import port_taken
+from integration.server import free_port, port_taken
+from integration.spark_cluster import SparkMaster
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -72,10 +74,50 @@ def test_three_zookeeper_servers_survive_the_death_of_any_one(tmp_path: Path) ->
         client.close()
 
 
+class Overtaken(ZooKeeperEnsemble):
+    """Another program takes the ports for data after the ensemble has looked at them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 3)
+        self.others: list[socket.socket] = []
+
+    def renew_ports(self) -> None:
+        if self.others:
+            super().renew_ports()
+        else:
+            self.others = [socket.create_server(("127.0.0.1", data)) for data, _ in self._members.values()]
+
+    def stop(self) -> None:
+        super().stop()
+        for other in self.others:
+            other.close()
+
+
+def test_an_ensemble_that_loses_its_ports_starts_with_others(tmp_path: Path) -> None:
+    """Only the leader takes the port for data, and it tries again for ever."""
+    with Overtaken(tmp_path) as ensemble:
+        assert len({server.port for server in ensemble.servers}) == 3
+
+
+def test_a_spark_master_that_loses_its_ports_starts_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would take the next port, where no worker and no driver looks for it."""
+    with socket.create_server(("127.0.0.1", 0)) as page, socket.create_server(("127.0.0.1", 0)) as other:
+        master = SparkMaster(tmp_path, secret="")
+        master.page_port = page.getsockname()[1]
+        ports = iter([other.getsockname()[1]])
+        monkeypatch.setattr("integration.server.free_port", lambda: next(ports, None) or free_port())
+        with master:
+            assert master.page() is not None
+            assert port_taken(master.port)
+            assert master.port != other.getsockname()[1]
+
+
 def test_up_makes_clusters_and_down_ends_them(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ratchet", "servers", *words, "--dir", str(tmp_path / "w")]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300)
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=1800)
 
     up = call("up", "--brokers", "3", "--zookeepers", "3", "--spark-workers", "2", "--json")
     assert up.returncode == 0, up.stderr

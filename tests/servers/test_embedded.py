@@ -22,7 +22,7 @@ from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
 from integration.kafka_and_zookeeper import is_ours
 from integration.processes import ChildProcess
-from integration.server import Server, free_port, port_taken
+from integration.server import Server, free_port, port_taken, start_together, stop_all
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
 from tests.kit.waiting import PATIENCE_S
@@ -145,6 +145,66 @@ def test_a_port_that_was_lost_in_one_start_is_not_the_reason_of_the_next(tmp_pat
     with pytest.raises(ServerError, match="ended while starting: ERROR no licence"):
         unlucky.start()
     assert unlucky.starts == 2
+
+
+class Member(Server):
+    """Serves when all members have started with the number of the port that the group agreed on."""
+
+    def __init__(self, folder: Path, group: list[int], *, taken: int = 0, endures: bool = False) -> None:
+        super().__init__(folder, where="embedded")
+        self._group, self._taken, self._endures = group, taken, endures
+        self.ports: list[int] = []
+
+    def prepare(self) -> list[str]:
+        self.ports.append(self._group[0])
+        lost = self._group[0] == self._taken
+        words = "echo Address already in use; " if lost else ""
+        return ["sh", "-c", words + ("exit 1" if lost and not self._endures else "exec sleep 600")]
+
+    def is_ready(self) -> bool:
+        return self._group[0] != self._taken and self._group[0] > 0
+
+
+@pytest.mark.parametrize("endures", [False, True], ids=["the server ends", "the server tries again for ever"])
+def test_servers_that_lose_a_port_of_their_group_start_again_with_another(tmp_path: Path, endures: bool) -> None:
+    group = [0]
+    first = Member(tmp_path / "first", group, taken=1, endures=endures)
+    second = Member(tmp_path / "second", group)
+    second.is_ready = lambda: group[0] == 2  # type: ignore[method-assign] # it waits for the first
+
+    def renew() -> None:
+        group[0] += 1
+
+    start_together([first, second], renew)
+    stop_all([first, second])
+    assert second.ports == [1, 2]
+    assert set(first.ports) == {1, 2}
+
+
+def test_a_server_of_a_group_that_fails_ends_the_wait_of_the_others(tmp_path: Path) -> None:
+    class Failing(Member):
+        def prepare(self) -> list[str]:
+            raise ServerError("no licence")
+
+    waiting = Member(tmp_path / "waiting", [0], taken=9)
+    with pytest.raises(ServerError, match="no licence"):
+        start_together([waiting, Failing(tmp_path / "failing", [0])])
+    assert waiting.pid is None
+
+
+def test_the_pid_of_a_server_that_is_ending_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = ChildProcess(Launch("x", ["true"], folder=tmp_path, log_file=tmp_path / "x.log"))
+    looks: list[int] = []
+
+    def ended(pid: int) -> list[psutil.Process]:
+        looks.append(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return []
+
+    monkeypatch.setattr("integration.processes._children_of", ended)
+    assert process.pid is None
+    assert len(looks) <= 1
+    process.kill()
 
 
 class Crashing(Server):
@@ -275,7 +335,9 @@ def test_jars_with_coordinates_are_fetched_one_by_one(small_lock: Path, monkeypa
 def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
     """Otherwise such a connection could take the port between its choice and its use."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(1_024 <= free_port() < lowest for _ in range(200))
+    ports = [free_port() for _ in range(200)]
+    assert all(1_024 <= port < lowest for port in ports)
+    assert len(set(ports)) == 200  # servers that have not started yet do not share one
 
 
 # --- servers --------------------------------------------------------------------------------------
