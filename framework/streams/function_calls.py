@@ -72,14 +72,19 @@ class Calls:
         return [self.function, *([self.setup] if self.setup is not None else [])]
 
     def results(self, arguments: Iterable[Any]) -> list[Any]:
-        """The result of the function for each argument.
+        """The results of ``each``."""
+        return list(self.each(arguments))
+
+    def each(self, arguments: Iterable[Any]) -> Iterable[Any]:
+        """The result of the function for each argument. A plain function is called when its result
+        is asked for.
 
         Raises ``RetryableError`` where the time is over or a connection fails, after the last try,
         and else what the function raised. A ``BadRecordError`` is not tried again."""
         more = () if self.setup is None else (self._made(self.setup),)
         if self.is_async:
             return _awaited(self._together(arguments, more))
-        return [self._tried(argument, more) for argument in arguments]
+        return (self._tried(argument, more) for argument in arguments)
 
     def _tried(self, argument: Any, more: tuple[Any, ...]) -> Any:
         tries = 0

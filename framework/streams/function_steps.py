@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import polars as pl
@@ -14,7 +15,7 @@ from framework.errors import BadRecordError, TopologyError
 from framework.streams.function_calls import Calls
 from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidden
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
-from framework.streams.row_growth_limits import FEW, check_bytes
+from framework.streams.row_growth_limits import FEW, PART_BYTES, Growth
 from framework.streams.stateless_steps import Columns, Step
 from framework.topology.arrow_columns import column_of, safe_cast
 
@@ -114,43 +115,62 @@ class FunctionMap(RemakingStep):
             raise self.call.mistake(f"it returned {given!r}, which is no list of rows: return a list, or yield rows")
         return given
 
-    def _made_of(self, given: Any) -> list[tuple[Any, ...]]:
+    def _made_of(self, given: Any) -> Iterator[tuple[Any, ...]]:
         """The values of the rows that the function made of one."""
-        made = [values_of(self.call, self.schema, each) for each in self._rows_in(given)]
-        if len(made) > FEW:
-            check_bytes(self.call, made)
-        return made
+        return map(partial(values_of, self.call, self.schema), self._rows_in(given))
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        rows: list[tuple[Any, ...]] = []
-        counts: list[int] = []
-        for given in self.calls.results(dicts_of(self.call, without_hidden(frame))):
-            made = self._made_of(given)
-            rows += made
-            counts.append(len(made))
-        return with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, counts)
+        return pl.concat(self.applied(frame))
 
-    def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
+    def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        given = dicts_of(self.call, without_hidden(frame))
+        return self._in_parts(map(self._made_of, self.calls.each(given)), frame)
+
+    def carried(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> Iterable[pl.DataFrame]:
+        return self._in_parts(self._carried_rows(frame, known, checked), frame)
+
+    def _carried_rows(
+        self, frame: pl.DataFrame, known: Columns, checked: Columns
+    ) -> Iterator[Iterable[tuple[Any, ...]]]:
         marks, given = frame.get_column(MARK).to_list(), without_hidden(frame)
         live = given.filter(~frame.get_column(MARK).fill_null(False))
-        results = iter(self.calls.results(dicts_of(self.call, live)))
+        results = iter(self.calls.each(dicts_of(self.call, live)))
         places = [(name, self.schema.names.index(name)) for name in sorted(checked)]
-        rows: list[tuple[Any, ...]] = []
-        counts: list[int] = []
         for row, mark in zip(dicts_of(self.call, given), marks, strict=True):
             if mark:
-                made = [self._passed(row, known)]
+                yield [self._passed(row, known)]
+            elif mark is None:
+                yield self._unchanged(self._made_of(next(results)), row, places)
             else:
-                result = next(results)
-                made = self._made_of(result)
-                changed = [
-                    name for name, place in places if mark is None and any(each[place] != row[name] for each in made)
-                ]
-                if changed:
-                    raise self._changes(changed)
-            rows += made
-            counts.append(len(made))
-        return with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, counts)
+                yield self._made_of(next(results))
+
+    def _unchanged(
+        self, made: Iterable[tuple[Any, ...]], row: Mapping[str, Any], places: Sequence[tuple[str, int]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """The rows made of one. Raises for one with another value at one of ``places``."""
+        for each in made:
+            changed = [name for name, place in places if each[place] != row[name]]
+            if changed:
+                raise self._changes(changed)
+            yield each
+
+    def _in_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """Frames of few bytes of the rows that were made of each row of ``frame``."""
+        rows: list[tuple[Any, ...]] = []
+        origins: list[int] = []
+        held = size = 0
+        for origin, its in enumerate(made):
+            growth = Growth(self.call) if self.many else None
+            for place, row in enumerate(its):
+                rows.append(row)
+                origins.append(origin)
+                if growth is not None and (place == 0 or place >= FEW):
+                    size = growth.by(row)
+                held += size
+                if held >= PART_BYTES:
+                    yield with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, origins)
+                    rows, origins, held = [], [], 0
+        yield with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, origins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -56,14 +55,13 @@ def without_hidden(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.drop(hidden_of(frame.columns))
 
 
-def with_hidden_of(made: pl.DataFrame, frame: pl.DataFrame, counts: Sequence[int]) -> pl.DataFrame:
-    """Rows made of those of a frame, with its hidden columns. ``counts``: how many were made of
-    each."""
+def with_hidden_of(made: pl.DataFrame, frame: pl.DataFrame, origins: Sequence[int]) -> pl.DataFrame:
+    """Rows made of those of a frame, with its hidden columns. ``origins``: for each, the row that
+    it was made of."""
     names = hidden_of(frame.columns)
     if not names:
         return made
-    rows = pl.Series(np.repeat(np.arange(frame.height, dtype=np.uint32), np.asarray(counts, np.int64)))
-    return made.hstack(frame.select(pl.col(names).gather(rows)))
+    return made.hstack(frame.select(pl.col(names).gather(pl.Series(origins, dtype=pl.UInt32))))
 
 
 def check_new_names(call: Call, names: Iterable[str]) -> None:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
@@ -19,6 +20,7 @@ from cachetools import LRUCache, TTLCache
 
 from framework.streams.function_steps import CallingStep, frame_of_values, values_of
 from framework.streams.polars_frames import UNREPRESENTABLE, refusing
+from framework.streams.row_growth_limits import bytes_in
 from framework.streams.stateless_steps import Columns
 from framework.topology.bolts import LookupCounts
 
@@ -26,9 +28,22 @@ Key = tuple[Any, ...]
 Answer = tuple[Any, ...]
 #: The keys that a cache holds where the user says nothing.
 CACHE_SIZE = 10_000
+#: A cache holds so many bytes for each of its keys, in total: with larger ones it holds fewer.
+KEY_BYTES = 8 << 10
 #: The caches of this process, by the key of their calls.
-_caches: LRUCache[str, TTLCache[Key, Answer]] = LRUCache(maxsize=64)
+_caches: LRUCache[str, TTLCache[Key, Cached]] = LRUCache(maxsize=64)
 _caches_lock = threading.Lock()
+
+
+class Cached(NamedTuple):
+    """An answer, and the bytes that it takes in a cache with its key."""
+
+    answer: Answer
+    size: int
+
+    @classmethod
+    def of(cls, key: Key, answer: Answer) -> Cached:
+        return cls(answer, max(KEY_BYTES, bytes_in((*key, *answer), {})))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +92,8 @@ class Lookup(CallingStep):
             cache = self._cache(self.cache_s)
             with _caches_lock:
                 for place in unknown:
-                    found[place] = cache.get(keys[place])
+                    cached = cache.get(keys[place])
+                    found[place] = cached.answer if cached is not None else None
             left = [place for place in unknown if found[place] is None]
             self.counted.append(LookupCounts(cached=len(unknown) - len(left)))
             unknown = left
@@ -87,7 +103,10 @@ class Lookup(CallingStep):
         self.answered.update(zip(keys, answers, strict=True))
         if self.cache_s is not None:
             with _caches_lock:
-                cache.update({keys[place]: answers[place] for place in unknown})
+                for place in unknown:
+                    cached = Cached.of(keys[place], answers[place])
+                    if cached.size <= cache.maxsize:
+                        cache[keys[place]] = cached
         return answers
 
     def _asked(self, keys: Sequence[Key]) -> list[Answer]:
@@ -118,8 +137,8 @@ class Lookup(CallingStep):
             )
         return returned
 
-    def _cache(self, seconds: float) -> TTLCache[Key, Answer]:
+    def _cache(self, seconds: float) -> TTLCache[Key, Cached]:
         with _caches_lock:
             if self.calls.key not in _caches:
-                _caches[self.calls.key] = TTLCache(self.cache_size, seconds)
+                _caches[self.calls.key] = TTLCache(self.cache_size * KEY_BYTES, seconds, getsizeof=attrgetter("size"))
             return _caches[self.calls.key]

@@ -1,9 +1,8 @@
 """The bytes that a step makes of a row where it makes many rows of it.
 
 ``explode`` repeats the other columns for each item of a list, so a record of 20 kB with half a list
-and half a text would become 50 MB, and one of 1 MB more than the memory. Steps therefore take rows
-in parts that become about ``PART_BYTES``, and refuse a row that becomes more than
-``ROW_BYTES_MAX``.
+and half a text would become 50 MB, and one of 1 MB more than the memory. Steps therefore make rows
+in parts of about ``PART_BYTES``, and refuse a row that becomes more than ``ROW_BYTES_MAX``.
 """
 
 from __future__ import annotations
@@ -25,19 +24,21 @@ from framework.errors import BadRecordError
 PART_BYTES = 16 << 20
 #: The most that one row may become.
 ROW_BYTES_MAX = 256 << 20
-#: So many rows may a function make of one, without that their bytes are counted.
+#: So many rows that a function makes of one are taken to be as large as the first of them.
 FEW = 16
 
 Sizes = npt.NDArray[np.int64]
+#: The bytes of lists and mappings, and they themselves, so that no other value gets their identity.
+Known = dict[int, tuple[int, Any]]
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
 def parts_of(
     call: Call, repeated: pl.DataFrame, frame: pl.DataFrame, copies: npt.NDArray[Any], per: str
 ) -> Sequence[pl.DataFrame]:
-    """The rows of ``frame`` in parts. ``repeated``: the columns that are copied, ``copies`` times
-    each row, once ``per`` what the message says. Raises ``BadRecordError`` for a row that becomes
-    too large."""
+    """The rows of ``frame`` in parts that become about ``PART_BYTES``, or have one row.
+    ``repeated``: the columns that are copied, ``copies`` times each row, once ``per`` what the
+    message says. Raises ``BadRecordError`` for a row that becomes too large."""
     if not frame.height or repeated.estimated_size() * int(copies.max()) <= PART_BYTES:
         return (frame,)
     table = repeated.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -49,31 +50,47 @@ def parts_of(
             f"{call}: {copies[worst]:,} rows would repeat {sizes[worst]:,} bytes of other columns, one per {per}: a row may "
             f"become {ROW_BYTES_MAX:,} bytes"
         )
-    part = np.cumsum(becomes) // PART_BYTES
-    cuts = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist(), frame.height]
+    part, large = np.cumsum(becomes) // PART_BYTES, becomes > PART_BYTES
+    cuts = [0, *(np.flatnonzero((np.diff(part) > 0) | large[:-1] | large[1:]) + 1).tolist(), frame.height]
     return [frame.slice(first, end - first) for first, end in pairwise(cuts)]
 
 
-def check_bytes(call: Call, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Raise ``BadRecordError`` for rows, made of one, that become too large. A value that several
-    rows share is measured once, and counts for each."""
-    known: dict[int, int] = {}
-    made = sum(_bytes_in(row, known) for row in rows)
-    if made > ROW_BYTES_MAX:
-        raise BadRecordError(f"{call}: it made {made:,} bytes of one row, which may become {ROW_BYTES_MAX:,} bytes")
+def copies_at_a_time(repeated: pl.DataFrame) -> int:
+    """How many copies of one row a part may have."""
+    return max(1, PART_BYTES // max(1, int(repeated.estimated_size())))
 
 
-def _bytes_in(values: Iterable[Any], known: dict[int, int]) -> int:
-    """``known``: the bytes in lists and mappings, by their identity."""
+class Growth:
+    """The bytes of the rows that a function makes of one row."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._bytes = 0
+        self._known: Known = {}
+
+    def by(self, row: Iterable[Any]) -> int:
+        """The bytes of one more row. Raises ``BadRecordError`` where all become too large."""
+        found = bytes_in(row, self._known)
+        self._bytes += found
+        if self._bytes > ROW_BYTES_MAX:
+            raise BadRecordError(
+                f"{self._call}: it made more than {ROW_BYTES_MAX:,} bytes of one row, which is the most that a row may become"
+            )
+        return found
+
+
+def bytes_in(values: Iterable[Any], known: Known) -> int:
+    """The bytes of values. A list or mapping that several share is measured once, and counts for
+    each: ``known`` has them."""
     found = 0
     for each in values:
         if isinstance(each, (str, bytes)):
             found += len(each)
         elif isinstance(each, (list, tuple, Mapping)):
-            size = known.get(id(each))
-            if size is None:
-                size = known[id(each)] = _bytes_in(each.values() if isinstance(each, Mapping) else each, known)
-            found += size
+            inner = known.get(id(each))
+            if inner is None:
+                inner = known[id(each)] = (bytes_in(each.values() if isinstance(each, Mapping) else each, known), each)
+            found += inner[0]
         else:
             found += 8
     return found

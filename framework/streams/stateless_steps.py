@@ -22,7 +22,7 @@ from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.hidden_columns import MARK, hidden_of
 from framework.streams.polars_frames import frame_of, refusing
-from framework.streams.row_growth_limits import parts_of
+from framework.streams.row_growth_limits import copies_at_a_time, parts_of
 from framework.streams.watermark_bounds import WatermarkBounds
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
@@ -63,6 +63,10 @@ class Step(ABC):
         bytes at a time. Raises ``BadRecordError`` for a row that it makes too many of."""
         return (frame,)
 
+    def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        """The rows after the step, in frames of few bytes."""
+        return map(self.apply, self.parts(frame))
+
     @abstractmethod
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame: ...
 
@@ -95,6 +99,10 @@ class Step(ABC):
         columns in which tombstones have values after the step. ``checked``: those that a function
         must leave as they are."""
         return self.apply(frame)
+
+    def carried(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> Iterable[pl.DataFrame]:
+        """The same as ``applied`` for such a frame."""
+        return (self.carry(part, known, checked) for part in self.parts(frame))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +180,18 @@ class Explode(Step):
     def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
         with refusing(self.call):
             items = frame.get_column(self.column).list.len().fill_null(0).to_numpy()
-            return parts_of(self.call, frame.drop(self.column), frame, items, f"item of {self.column!r}")
+            parts = parts_of(self.call, frame.drop(self.column), frame, items, f"item of {self.column!r}")
+        for part in parts:
+            if part.height == 1:
+                yield from self._shortened(part)
+            else:
+                yield part
+
+    def _shortened(self, row: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        """One row as several, with the items of a part each."""
+        items, most = row.get_column(self.column), copies_at_a_time(row.drop(self.column))
+        for first in range(0, max(items.list.len()[0] or 0, 1), most):
+            yield row.with_columns(items.list.slice(first, most))
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         with refusing(self.call):
@@ -211,16 +230,27 @@ class Windows(Step):
         if isinstance(self.windows, Sessions):
             raise InvariantViolation("a session is known when it closes")
         with refusing(self.call):
-            return self._assigned(frame, self.windows)
+            return pl.concat(self._assigned(frame, self.windows))
 
-    def _assigned(self, frame: pl.DataFrame, windows: EventWindows) -> pl.DataFrame:
+    def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        if isinstance(self.windows, Sessions):
+            yield self.apply(frame)
+            return
+        for part in self.parts(frame):
+            with refusing(self.call):
+                yield from self._assigned(part, self.windows)
+
+    def _assigned(self, frame: pl.DataFrame, windows: EventWindows) -> Iterable[pl.DataFrame]:
         column = frame.get_column(self.on).to_arrow()
         rows, starts, ends = windows.assign(times_of(column, self.on, "s"))
         order = np.argsort(rows, kind="stable")
-        made = {WINDOW_START: starts[order], WINDOW_END: ends[order]}
-        return frame[rows[order]].with_columns(
-            [pl.Series(name, each).cast(pl.Datetime("us", "UTC")) for name, each in made.items()]
-        )
+        most = copies_at_a_time(frame) if frame.height == 1 else len(order)
+        for first in range(0, max(len(order), 1), max(most, 1)):
+            its = order[first : first + most]
+            made = {WINDOW_START: starts[its], WINDOW_END: ends[its]}
+            yield frame[rows[its]].with_columns(
+                [pl.Series(name, each).cast(pl.Datetime("us", "UTC")) for name, each in made.items()]
+            )
 
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - {WINDOW_START, WINDOW_END}) | {self.on}
@@ -234,5 +264,5 @@ def applied(steps: Iterable[Step], batch: pa.RecordBatch) -> pl.DataFrame:
     """The rows of a batch after all of the steps."""
     frame = frame_of(batch)
     for step in steps:
-        frame = step.apply(frame)
+        frame = pl.concat(step.applied(frame))
     return frame

@@ -150,8 +150,7 @@ class StepsBolt(ArrowBolt):
             if frame.height:
                 self._gathered.setdefault(id(branch), []).append(frame)
             return
-        for part in step.parts(frame):
-            made = step.carry(part, branch.known, branch.checked) if self._tables else step.apply(part)
+        for made in step.carried(frame, branch.known, branch.checked) if self._tables else step.applied(frame):
             self._pass_on(branch, made)
 
     def _pass_on(self, branch: Branch, frame: pl.DataFrame) -> None:

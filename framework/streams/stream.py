@@ -355,8 +355,8 @@ class Stream:
 
         The function is called once per key of a transaction and task. ``batch_size``: it gets a
         list of up to so many keys, and returns a mapping of keys to answers, or a list of answers.
-        ``cache``: how long a process keeps an answer, also None, for at most ``cache_size`` keys;
-        by default, for the transaction. The rest as of ``map``.
+        ``cache``: how long a process keeps an answer, also None, for at most ``cache_size`` keys,
+        and so many times 8 KiB; by default, for the transaction. The rest as of ``map``.
 
         Each row is written exactly once, with one answer. A replay asks again and may get another
         one: opaque states and tables keep that of the last attempt; what skips a replay (Kafka,

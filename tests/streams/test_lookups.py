@@ -131,8 +131,8 @@ def test_a_cache_forgets_what_is_old_and_holds_no_more_than_its_size(monkeypatch
     """A row comes each ten seconds. Their keys: 1, 2, 1, none, 9, 3, 2, 1."""
     made: list[Any] = []
 
-    def cache(size: int, ttl: float) -> Any:
-        made.append(real(size, ttl, timer=lambda: NOW[0]))
+    def cache(size: int, ttl: float, **options: Any) -> Any:
+        made.append(real(size, ttl, timer=lambda: NOW[0], **options))
         return made[-1]
 
     real = lookups.TTLCache
@@ -144,7 +144,28 @@ def test_a_cache_forgets_what_is_old_and_holds_no_more_than_its_size(monkeypatch
     rows = enriched(stream, take=1)
     assert [(row["n"], row["name"]) for row in rows] == FOUND
     assert ASKED == {1: 2, 2: 2, 9: 1, 3: 1}
-    assert len(made) == 1 and made[0].maxsize == 2
+    assert len(made) == 1 and len(made[0]) == 2
+
+
+def test_large_keys_and_answers_take_the_place_of_several_in_a_cache() -> None:
+    """12 keys of 30 kB, in a cache of 16 keys of 8 KiB. One of 200 kB is not kept."""
+    keys = [str(n % 10) * 15_000 for n in range(12)] + ["x" * 200_000]
+    asked: Counter[str] = Counter()
+
+    def large(key: str) -> str:
+        asked[key[:1]] += 1
+        return key[:15_000]
+
+    stream: Any = Pipeline("rows").read([], who=str).lookup(large, on="who", cache="1 h", cache_size=16, name=str)
+    step = stream._node.step
+    for key in keys * 2:
+        step.answered.clear()  # as in another transaction
+        batch = pa.RecordBatch.from_pylist([{"who": key}])
+        assert applied([step], batch)["name"].to_list() == [key[:15_000]]
+    cache = lookups._caches[step.calls.key]
+    assert len(cache) == 4
+    assert cache.currsize <= 16 * lookups.KEY_BYTES
+    assert asked["x"] == 2
 
 
 def counted(stream: Callable[[Stream], Stream], folder: Path) -> dict[str, dict[str, float]]:

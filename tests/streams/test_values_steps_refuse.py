@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 
 from framework.call_site import Call
 from framework.errors import BadRecordError
+from framework.streams.function_calls import calls_of
+from framework.streams.function_steps import FunctionMap
 from framework.streams.ports import EarlyFilter
 from framework.streams.row_growth_limits import PART_BYTES
-from framework.streams.stateless_steps import Explode
+from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Explode, Step, Windows
 from framework.streams.steps_bolt import Branch, StepsBolt
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.transactions import MemoryStore
 from ratchet import Fields, OpaqueMemoryTransactionalSpout, Pipeline, Stream, hopping, sqlite
 from tests.kit.waiting import PATIENCE_S
@@ -97,31 +101,77 @@ def test_a_record_that_would_become_too_large_is_left_out(name: str, tmp_path: P
     assert sorted(set(kept(MANY[name], rows, TAGS, tmp_path))) == [1, 3]
 
 
-def exploded(frame: pl.DataFrame) -> list[pa.RecordBatch]:
-    """The batches that ``explode`` emits of a frame."""
-    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("tags", pa.int64())])
-    step = Explode(call=CALL, schema=schema, column="tags")
-    emitted: list[pa.RecordBatch] = []
+def emitted(step: Step, frame: pl.DataFrame, tables: Iterable[str] = ()) -> list[pa.RecordBatch]:
+    """The batches that a step emits of a frame."""
+    found: list[pa.RecordBatch] = []
 
     class Collector:
         def emit_arrow(self, batch: pa.RecordBatch, stream: str) -> None:
-            emitted.append(batch)
+            found.append(batch)
 
-    bolt = StepsBolt(Branch(None, [], [Branch(step, ["default"], [])]), {"default": schema})
+    root = Branch(None, [], [Branch(step, ["default"], [], to_tables=bool(tables), to_others=not tables)])
+    bolt = StepsBolt(root, {"default": step.schema}, tables)
     bolt.prepare({}, None, Collector(), None)  # type: ignore[arg-type]
     bolt.execute_arrow(frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks().to_batches()[0])
-    return emitted
+    return found
 
 
-def test_explode_emits_large_rows_in_parts_and_in_order() -> None:
-    rows = [(n, "x" * 10_000, list(range(n % 7 * 50))) for n in range(100)]
-    found = exploded(pl.DataFrame(rows, schema=["n", "text", "tags"], orient="row"))
-    assert len(found) > 5
+def pairs(batches: list[pa.RecordBatch], column: str) -> list[tuple[Any, Any]]:
+    return [pair for each in batches for pair in zip(each["n"].to_pylist(), each[column].to_pylist(), strict=True)]
+
+
+#: Some of 10 kB and up to 300 items, and one of which 1,000 copies are 100 MB.
+GROWING = [
+    (n, "x" * (100_000 if n == 50 else 10_000), list(range(1_000 if n == 50 else n % 7 * 50))) for n in range(100)
+]
+TAGGED = pa.schema([("n", pa.int64()), ("text", pa.string()), ("tags", pa.int64())])
+AT = pa.timestamp("us", "UTC")
+
+
+def each_tag(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    return ({**row, "tags": tag} for tag in row["tags"])
+
+
+async def each_tag_awaited(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(each_tag(row))
+
+
+GROWING_STEPS: dict[str, Step] = {
+    "explode": Explode(call=CALL, schema=TAGGED, column="tags"),
+    **{
+        name: FunctionMap(
+            call=CALL,
+            schema=TAGGED,
+            calls=calls_of(CALL, function, name, setup=None, concurrency=None, timeout=None, retries=0),
+            is_deterministic=True,
+            before=frozenset(TAGGED.names),
+            many=True,
+        )
+        for name, function in {"flat_map": each_tag, "flat_map, async": each_tag_awaited}.items()
+    },
+}
+
+
+@pytest.mark.parametrize("tables", [(), ("default",)], ids=["others", "tables"])
+@pytest.mark.parametrize("name", GROWING_STEPS)
+def test_rows_that_grow_are_emitted_in_parts_and_in_order(name: str, tables: tuple[str, ...]) -> None:
+    frame = pl.DataFrame(GROWING, schema=["n", "text", "tags"], orient="row")
+    found = emitted(GROWING_STEPS[name], frame, tables)
+    assert len(found) > 10
     assert max(each.nbytes for each in found) < 1.5 * PART_BYTES
-    expected = [(n, tag) for n, _, tags in rows for tag in tags]
-    assert [
-        pair for each in found for pair in zip(each["n"].to_pylist(), each["tags"].to_pylist(), strict=True)
-    ] == expected
+    assert pairs(found, "tags") == [(n, tag) for n, _, tags in GROWING for tag in tags]
+
+
+def test_the_windows_of_a_large_row_are_emitted_in_parts() -> None:
+    assigned = [(WINDOW_START, AT), (WINDOW_END, AT)]
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string()), ("at", AT), *assigned])
+    step = Windows(call=CALL, schema=schema, windows=hopping("1 h", "1 s"), on="at", bounds=WatermarkBounds())
+    rows = [(n, "x" * (50_000 if n == 5 else 10), 7_200_000_000) for n in range(10)]
+    frame = pl.DataFrame(rows, schema={"n": pl.Int64, "text": pl.String, "at": pl.Datetime("us", "UTC")}, orient="row")
+    found = emitted(step, frame)
+    assert max(each.nbytes for each in found) < 1.5 * PART_BYTES
+    ends = [datetime.datetime.fromtimestamp(second, datetime.UTC) for second in range(10_800, 7_200, -1)]
+    assert pairs(found, WINDOW_END) == [(n, end) for n in range(10) for end in ends]
 
 
 @pytest.mark.parametrize("nested", ["list", "struct", "struct of lists", "bytes", "array"])
@@ -138,5 +188,5 @@ def test_the_bytes_of_every_type_count(nested: str) -> None:
     frame = pl.DataFrame({"text": column, "tags": [[1], [1, 2], list(range(ITEMS))]})
     step = Explode(call=CALL, schema=pa.schema([]), column="tags")
     with pytest.raises(BadRecordError, match=r"explode\('tags'\): 10,000 rows .* 'tags'"):
-        step.parts(frame)
+        list(step.parts(frame))
     assert [each.height for each in step.parts(frame[:2])] == [2]
