@@ -23,6 +23,7 @@ from sinks.rows.mirror_catalog import (
     CATALOG_FIELDS,
     COLUMNS_MAX,
     KEY_COLUMNS_MAX,
+    NAME_MAX,
     Catalog,
     Part,
     cannot_be_called,
@@ -63,12 +64,11 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
     the name that ``name`` gives for its database, schema and name; by default the name alone. It
     gets the columns that the source gets later (rows that are there have the source's default in
     them, where that is a number, a truth value or a plain text), and wider types where nothing is
-    lost. A column
-    that the source drops stays, and rows keep their values in it. Rows are changed, deleted, and
-    all removed (truncate) as in the source. A change that leaves out unchanged large values (TOAST)
-    keeps those that the row has. Every other change of a schema ends the topology, with the
-    statement that would help. A change is a bad record if its table cannot have the name or the
-    columns that it says, or more than 1,000 columns.
+    lost. A column that the source drops stays, and rows keep their values in it. Rows are changed,
+    deleted, and all removed (truncate) as in the source. A change that leaves out unchanged large
+    values (TOAST) keeps those that the row has. A change is a bad record if its table cannot have
+    the name, the columns (up to 1,000), the key or the types that it says; where a statement helps,
+    the reason has it.
 
     The table ``catalog`` has a row for each table: its source, key and columns, the txid that
     changed it last, and the topic that owns it. ``on_bad_record``: as of an ``UpsertCommitter``. A
@@ -167,7 +167,15 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
 
     def _check(self, changes: TableChanges) -> None:
         """Raise ``BadRecordError`` for a change that certainly cannot be written."""
-        rows, name = changes.rows, self._named(changes.table)
+        rows = changes.rows
+        for each in (changes.server, *changes.table, *changes.key, *(rows.column_names if rows is not None else ())):
+            if len(each) > NAME_MAX:
+                shown = f"a name of {len(each):,} characters, {each[:40]!r}..."
+                raise BadRecordError(f"component {self._component_id!r}: {shown}: the most is {NAME_MAX}")
+        try:
+            name = self._named(changes.table)
+        except Exception as error:  # code of the user, which expects names that a record lacks
+            raise BadRecordError(f"{self._shown(changes)}: name raised {type(error).__name__}: {error}") from error
         if is_reserved(name, self.table.name):
             raise BadRecordError(f"{self._shown(changes)} {cannot_be_called(name)}")
         try:

@@ -13,7 +13,7 @@ from framework.errors import BadRecordError, ConfigError
 from framework.topology import Fields, TransactionAttempt
 from framework.topology.table_changes import DEFAULT
 from sinks.rows.reduction import DELETED, reduced
-from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes, Column
+from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes, Column, UnfitTableError
 from sinks.rows.transactional_table import Members, RowTable
 
 #: The table with a row for each table of the copy.
@@ -31,6 +31,9 @@ CATALOG_CHANGES = Changes((NAME,), on_new_column="add")
 COLUMNS_MAX = 1_000
 #: The most columns of a primary key: PostgreSQL's limit.
 KEY_COLUMNS_MAX = 32
+#: The most characters of the name of a server, a table or a column. The databases of Debezium's
+#: connectors take up to 128.
+NAME_MAX = 255
 #: The names of the tables beside a table end so.
 _BESIDE = ("_before", "_deleted")
 
@@ -169,7 +172,12 @@ class Catalog(Members):
             changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
             with table.named(_copy_of(each)):
                 _check_number(table.columns(connection), each)
-                table.make(connection, changed, attempt.txid)
+                try:
+                    table.make(connection, changed, attempt.txid)
+                except UnfitTableError as error:
+                    if before is not None and before[:3] == wanted[:3]:
+                        raise  # somebody has changed the table
+                    raise BadRecordError(str(error)) from error
             held[each.name] = wanted
         return known
 
@@ -181,10 +189,10 @@ class Catalog(Members):
             raise BadRecordError(str(error)) from error
 
     def _check_name(self, part: Part, held: Collection[str]) -> None:
-        name = part.name.casefold()  # some databases tell names apart by it, some do not
-        others = {each.casefold() for each in held}
-        beside = {f"{each}{end}" for each in (*others, name, self._own.name.casefold()) for end in _BESIDE}
-        taken = name in others or name in beside or any(f"{name}{end}" in others for end in _BESIDE)
+        folded = self._own.dialect.folded
+        name, others = folded(part.name), set(map(folded, held))
+        beside = {f"{each}{folded(end)}" for each in (*others, name) for end in _BESIDE}
+        taken = name in others or name in beside or any(f"{name}{folded(end)}" in others for end in _BESIDE)
         if taken or is_reserved(part.name, self._own.name):
             raise BadRecordError(f"{self._own.location}: table {part.source} {cannot_be_called(part.name)}")
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttempt
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table_definition import TXID, WRITTEN_TABLE, Column
+from sinks.rows.table_definition import ACTION, EXISTED, TXID, WRITTEN_TABLE, Column
 from sinks.rows.transactional_table import READ_ROWS, HeldColumns
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, line_of
@@ -145,6 +145,14 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
 
     def _giving_type(self, name: str) -> str:
         return f"ALTER TABLE {self._at(self._table)} MODIFY {self._q(name)} {self._declared()[name]}"
+
+    def _check_width(self, connection: Any, held: Sequence[Column]) -> None:
+        """In a table that is created: the server checks the width then, also of the staged rows."""
+        kinds = {each.name: each.kind for each in held} | self._missing_kinds(held)
+        kinds |= dict.fromkeys((TXID, EXISTED, ACTION), self.dialect.integer)
+        columns = ", ".join(f"{self._q(name)} {kind}" for name, kind in kinds.items())
+        self._run(connection, f"CREATE TEMPORARY TABLE _ratchet_probe ({columns}){self.side_table_options}")
+        self._run(connection, "DROP TEMPORARY TABLE _ratchet_probe")
 
     def _retype_before(self, connection: Any, column: Column) -> None:
         before = self._at(f"{self._table}_before")

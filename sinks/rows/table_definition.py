@@ -46,6 +46,10 @@ OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED, POSITION)
 KEEP_DELETES = 100_000
 
 
+class UnfitTableError(ConfigError):
+    """A table that is there is not as the declared columns need it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a table as it is in the database. ``kind``: its type as the database prints it.
@@ -129,6 +133,10 @@ class TableDefinition(SqlTableBase, Table):
         it holds them, or the database could not change it without loss."""
         return None
 
+    def _check_width(self, connection: Any, held: Sequence[Column]) -> None:
+        """Raise ``BadRecordError`` if rows with the held and the declared columns are wider than
+        the database can write, where it adds columns nevertheless."""
+
     def _retype_before(self, connection: Any, column: Column) -> None:
         """Give a column of ``<table>_before`` the type that it has in the table."""
 
@@ -158,13 +166,13 @@ class TableDefinition(SqlTableBase, Table):
         for field in schema:
             self._check_name(field.name, "")
             self._column_type(field)
-            folded = field.name.casefold() if self.dialect.folds_case else field.name
-            if folded in seen:
+            known = seen.setdefault(self.dialect.folded(field.name), field.name)
+            if known != field.name:
                 raise TopologyError(
-                    f"{self.location}: {seen[folded]!r} and {field.name!r} are the same column in {self.dialect.name}: rename one"
+                    f"{self.location}: {known!r} and {field.name!r} are the same column in {self.dialect.name}: rename one"
                 )
-            seen[folded] = field.name
-        taken = [each for each in fields if each in (*OWN_COLUMNS, self._stamp) or each.startswith(KEPT)]
+        own, kept = {*map(self.dialect.folded, (*OWN_COLUMNS, self._stamp or TXID))}, self.dialect.folded(KEPT)
+        taken = [name for folded, name in seen.items() if folded in own or folded.startswith(kept)]
         if taken:
             raise TopologyError(
                 f"{self.location}: {taken[0]!r} is a column of Ratchet's; rename the field, or the stamp"
@@ -182,6 +190,8 @@ class TableDefinition(SqlTableBase, Table):
         reserved = self.dialect.reserved_prefix
         if not name or "\0" in name:
             problem = "is no name in SQL"
+        elif self.dialect.no_name is not None and self.dialect.no_name.search(name):
+            problem = f"is no name in {self.dialect.name}"
         elif longest is not None and len(name.encode()) > longest:
             problem = f"has more than {longest} bytes, which {self.dialect.name} would cut"
         elif name in self.dialect.reserved_columns or (reserved and name.casefold().startswith(reserved)):
@@ -265,18 +275,19 @@ class TableDefinition(SqlTableBase, Table):
         return [created, *(self._stamp_index(connection) if self._stamp is not None and self._changes is None else [])]
 
     def _check_names(self, held: Sequence[Column]) -> None:
-        """Raise ``ConfigError`` for a declared column that the table has under another name, or
+        """Raise ``UnfitTableError`` for a declared column that the table has under another name, or
         computes by itself."""
         names = {each.name: each for each in held}
+        folded = {self.dialect.folded(name): name for name in names}
         for name in (*self.schema.names, *([self._stamp] if self._stamp is not None else [])):
-            other = next((each for each in names if each.casefold() == name.casefold()), name)
-            if self.dialect.folds_case and name not in names and other != name:
-                raise ConfigError(
+            other = folded.get(self.dialect.folded(name), name)
+            if name not in names and other != name:
+                raise UnfitTableError(
                     f"{self.location} has a column {other!r}, and the field is {name!r}, which is the same name in "
                     f"{self.dialect.name}: name the field {other!r}"
                 )
             if name in names and (names[name].generated or (names[name].always and self._changes is None)):
-                raise ConfigError(
+                raise UnfitTableError(
                     f"{self.location} makes the values of {name!r} by itself: leave that field out, with columns=[...]"
                 )
 
@@ -290,9 +301,11 @@ class TableDefinition(SqlTableBase, Table):
         if needed or (missing and mode == "fail"):
             name = (needed or missing)[0]
             advice = "" if self._changes is None or needed else "; or use on_new_column='add' or 'ignore'"
-            raise ConfigError(f"{self.location} has no column {name!r}: {self._adding(name)}{advice}")
+            raise UnfitTableError(
+                f"{self.location} has no column {name!r}: {self._adding(name, self._declared()[name])}{advice}"
+            )
         if self._changes is not None and not self._unique(connection, self._table, self._changes.key):
-            raise ConfigError(
+            raise UnfitTableError(
                 f"{self.location} has no primary key or unique index of {', '.join(self._changes.key)}: "
                 f"{self._shown(self._giving_key(connection))}"
             )
@@ -352,8 +365,8 @@ class TableDefinition(SqlTableBase, Table):
     def make(self, connection: Any, changed: Iterable[str], txid: int) -> None:
         """Create the table if there is none; else check it, and change it as ``on_new_column``
         allows. ``changed``: the columns whose declared type is another one than before. ``txid``:
-        of the transaction under way. Raises ``ConfigError`` for a column that does not hold its
-        declared type."""
+        of the transaction under way. Raises ``UnfitTableError`` for a table with another key, or a
+        column that does not hold its declared type."""
         columns = self._held_columns(connection, self._table)
         if columns:
             self._check_columns(connection, columns)
@@ -364,7 +377,7 @@ class TableDefinition(SqlTableBase, Table):
         for name in {each.name for each in columns}.intersection(changed):
             declared = self._declared()[name]
             if not _holds(kinds[name].casefold(), declared.casefold()):
-                raise ConfigError(
+                raise UnfitTableError(
                     f"{self.location}: column {name!r} of the source is {declared} now, and that of the table is "
                     f"{kinds[name].replace('%%', '%')}: {self._giving_type(name)}"
                 )
@@ -382,6 +395,7 @@ class TableDefinition(SqlTableBase, Table):
         if self._alterations(connection, held):
             with self._creating(connection):
                 held = self._held_columns(connection, self._table)  # under the lock
+                self._check_width(connection, held)
                 for each in self._alterations(connection, held):
                     self._run(connection, each)
                 self._create_before(connection)
@@ -393,7 +407,8 @@ class TableDefinition(SqlTableBase, Table):
         if self._changes is not None and self._changes.on_new_column == "ignore":
             return []
         kinds = {each.name: each.kind for each in held}
-        added = [self._adding(name) for name in self.schema.names if name not in kinds]
+        missing = self._missing_kinds(held) if not kinds.keys() >= {*self.schema.names} else {}
+        added = [self._adding(name, kind) for name, kind in missing.items()]
         widened = {
             field.name: kind
             for field in self.schema
@@ -417,11 +432,11 @@ class TableDefinition(SqlTableBase, Table):
                 if TXID in held:
                     yield table, held
 
-    def _adding(self, name: str) -> str:
-        """The statement that adds a declared column."""
+    def _adding(self, name: str, kind: str) -> str:
+        """The statement that adds a declared column of this type."""
         defaults = dict(self._changes.defaults) if self._changes is not None else {}
-        default = f" DEFAULT {_literal(defaults[name])}" if defaults.get(name) is not None else ""
-        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {self._declared()[name]}{default}"
+        default = f" DEFAULT ({_literal(defaults[name])})" if defaults.get(name) is not None else ""
+        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {kind}{default}"
 
     def columns(self, connection: Any) -> list[Column]:
         """The columns of the user's, as the table has them."""
@@ -521,7 +536,7 @@ class TableDefinition(SqlTableBase, Table):
             self._run(connection, f"DROP TABLE {self._at(before)}")
             return set()
         if not same_key:
-            raise ConfigError(
+            raise UnfitTableError(
                 f"{self.location} has another key than {before!r}, which can put its last transaction back: when that is "
                 f"committed in the topology, DROP TABLE {self._at(before)}"
             )

@@ -40,8 +40,9 @@ class MariaDbDialect(Dialect):
     greatest = "GREATEST"
     collation = "utf8mb4_nopad_bin"
     name_bytes_max = 64
-    folds_case = True
     index_condition = ""
+    #: The server leaves out those at the beginning, in the names of selected columns.
+    no_name = re.compile(r"\A[\x00-\x20\x7f]|[\t-\r ]\Z|[\U00010000-\U0010ffff]")
 
     @property
     def table_options(self) -> str:  # type: ignore[override]
@@ -50,6 +51,10 @@ class MariaDbDialect(Dialect):
     @property
     def headers_options(self) -> str:  # type: ignore[override]
         return self.table_options
+
+    def folded(self, name: str) -> str:
+        """Letter by letter: a letter that has two capitals keeps its case."""
+        return "".join(each.upper() if len(each.upper()) == 1 else each for each in name)
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types

@@ -63,8 +63,8 @@ class Dialect(ABC):
     greatest = ""
     #: The database silently truncates names after this many bytes. None: it does not.
     name_bytes_max: int | None = None
-    #: Whether names that differ only in case are the same name.
-    folds_case = False
+    #: Characters, at some place, that no name has; None: there are none.
+    no_name: re.Pattern[str] | None = None
     #: A prefix, in any case, that table names must not have; names that columns must not have.
     reserved_prefix = ""
     reserved_columns: frozenset[str] = frozenset()
@@ -79,6 +79,10 @@ class Dialect(ABC):
     def null_integer(self) -> str:
         """A null of the type of an integer."""
         return f"CAST(NULL AS {self.integer})"
+
+    def folded(self, name: str) -> str:
+        """The name in a form that is equal for two names which the database takes for one."""
+        return name
 
     @abstractmethod
     def type_of(self, name: str, declared: pa.DataType) -> str:
@@ -230,17 +234,17 @@ class TableShape:
                 f"table {self.table!r}: {dialect.name} reserves names that begin with {dialect.reserved_prefix!r}; use another"
             )
         seen: dict[str, str] = {}
-        own = {self._folded(each): each for each in (*STAMP_COLUMNS, *EXPECTED, *map(previous, self.value))}
+        own = {self.dialect.folded(each): each for each in (*STAMP_COLUMNS, *EXPECTED, *map(previous, self.value))}
         for name in (*self.key, *self.value):
             if name in dialect.reserved_columns:
                 raise TopologyError(
                     f"column {name!r} of table {self.table!r}: {dialect.name} reserves this name; use another"
                 )
-            if (mine := own.get(self._folded(name))) is not None:
+            if (mine := own.get(self.dialect.folded(name))) is not None:
                 raise TopologyError(
                     f"column {name!r} of table {self.table!r}: Ratchet keeps a column {mine!r} in its tables; rename the field"
                 )
-            known = seen.setdefault(self._folded(name), name)
+            known = seen.setdefault(self.dialect.folded(name), name)
             if known != name:
                 raise TopologyError(
                     f"table {self.table!r}: {known!r} and {name!r} are one column for {dialect.name}; rename one of them"
@@ -252,9 +256,6 @@ class TableShape:
                     f"column {name!r} of table {self.table!r}: {dialect.name} keeps {most} bytes of a name, and the value before "
                     f"is in {previous(name)!r}; use at most {most - len(previous(''))}"
                 )
-
-    def _folded(self, name: str) -> str:
-        return name.lower() if self.dialect.folds_case else name
 
     @property
     def columns(self) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sqlite3
+import string
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -48,6 +49,7 @@ _PASSING = frozenset(
         sqlite3.SQLITE_IOERR,
     }
 )
+_SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 class SqliteDialect(Dialect):
@@ -62,8 +64,11 @@ class SqliteDialect(Dialect):
     headers_options = " STRICT"
     least = "min"
     greatest = "max"
-    folds_case = True
     reserved_prefix = "sqlite_"
+
+    def folded(self, name: str) -> str:
+        """Only letters of ASCII have two cases in SQLite."""
+        return name.translate(_SMALL)
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types

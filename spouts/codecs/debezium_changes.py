@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position
 #: The beginning of names of Ratchet's columns, here and in tables of rows.
 _OWN = "_ratchet_"
 _METADATA = {f"{_OWN}{name}": name for name in _HELD}
+#: The most characters of a default, which each row without the column holds.
+_DEFAULT_MAX = 4_096
 _OP, _SERVER, _DATABASE, _SCHEMA, _TABLE, _UNAVAILABLE, _POSITION = _METADATA
 
 
@@ -64,6 +67,14 @@ class DebeziumChanges:
         self._unavailable = unavailable
 
     def read(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Sequence[TableChanges]:
+        try:
+            return self._changes(keys, values)
+        except BaseException as error:
+            if not codec_error_isolation.is_about_values(error):
+                raise
+            raise BadRecordError(f"a change record that cannot be read: {type(error).__name__}: {error}") from error
+
+    def _changes(self, keys: pa.BinaryArray, values: pa.BinaryArray) -> Sequence[TableChanges]:
         keys, values = as_connect_writes(keys), as_connect_writes(values)
         left_out = _any_codec().left_out(values)
         wanted = np.flatnonzero(~left_out) if left_out is not None else np.arange(len(values))
@@ -178,19 +189,40 @@ def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
             problem = "has no name" if not name else "has a name of Ratchet's"
             raise BadRecordError(f"a change record with a schema in which the column {name!r} {problem}")
     try:
-        columns = pa.schema([pa.field(each["field"], column_type(each), metadata=_default(each)) for each in described])
+        columns = pa.schema([_column(each) for each in described])
         return DebeziumCodec(columns, metadata=_METADATA, unavailable=unavailable), columns
     except (ValueError, TopologyError) as error:
         raise BadRecordError(str(error)) from None
 
 
-def _default(column: Described) -> dict[bytes, bytes] | None:
-    """The default of a column, where JSON writes the value itself."""
+def _column(described: Described) -> pa.Field:
+    declared = column_type(described)
+    return pa.field(described["field"], declared, metadata=_default(described, declared))
+
+
+def _default(column: Described, declared: pa.DataType) -> dict[bytes, bytes] | None:
+    """The default of a column, where JSON writes the value itself. Raises ``ValueError`` for one
+    that is too long."""
     value = column.get("default")
-    plain = isinstance(value, (bool, int, float)) or (isinstance(value, str) and not set(value) & set("\\%\0"))
-    if not plain or column.get("name") is not None or column["type"] == "bytes":
+    if column.get("name") is not None or column["type"] == "bytes" or not _holds(declared, value):
         return None
+    if isinstance(value, str) and len(value) > _DEFAULT_MAX:
+        raise ValueError(f"{column['field']}: a default of {len(value):,} characters: the most is {_DEFAULT_MAX:,}")
     return {DEFAULT: json.dumps(value).encode()}
+
+
+def _holds(declared: pa.DataType, value: Any) -> bool:
+    """Whether a column holds a value of JSON as it is, and every SQL writes it in the same way."""
+    if not isinstance(value, (int, float, str)) or isinstance(value, bool) != pa.types.is_boolean(declared):
+        return False
+    if (isinstance(value, str) and set(value) & set("\\%\0")) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        return False
+    try:
+        return bool(pa.scalar(value, declared).as_py() == value)
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def _check_message(value: bytes) -> None:

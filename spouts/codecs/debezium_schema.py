@@ -64,9 +64,9 @@ def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
     needs: the others need not check that."""
     try:
         schema = json.loads(prefix[: -len(PAYLOAD)] + b"}}")["schema"]
-    except (ValueError, KeyError, RecursionError):
+        parts = schema.get("fields") or []
+    except (ValueError, KeyError, AttributeError, RecursionError):
         return None
-    parts = schema.get("fields") or []
     if not isinstance(parts, list) or not all(isinstance(each, dict) for each in parts):
         return None
     rows = [each for name in ("after", "before") for each in parts if each.get("field") == name]

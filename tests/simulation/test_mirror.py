@@ -110,7 +110,7 @@ def deletions_are_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_added_column_has_no_default(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(debezium_changes, "_default", lambda column: None)
+    patch.setattr(debezium_changes, "_default", lambda column, declared: None)
 
 
 def rows_from_before_an_earlier_transaction_are_kept(patch: pytest.MonkeyPatch) -> None:
