@@ -16,7 +16,7 @@ from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidde
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
 from framework.streams.row_growth_limits import FEW, check_bytes
 from framework.streams.stateless_steps import Columns, Step
-from framework.topology.arrow_columns import column_of, safe_cast
+from framework.topology.arrow_columns import cast_column, column_of
 from framework.topology.canonical_form import equal
 
 #: A column of numbers that rise where tombstones begin or end.
@@ -211,7 +211,7 @@ def _brings(after: pl.DataFrame, before: pl.DataFrame) -> bool:
 
 
 def _cast(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
-    return pa.chunked_array([safe_cast(each, declared) for each in column.chunks], declared)
+    return pa.chunked_array([cast_column(each, declared) for each in column.chunks], declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
