@@ -25,8 +25,8 @@ from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.transactional_table import RowTable
 from sinks.table_committer import TableCommitter
 
-#: A task appends records of one batch to at most so many partitions of a table: producers may choose
-#: them.
+#: The records of one batch and task belong to at most so many partitions of a table: producers may
+#: choose them.
 PARTITIONS_MAX = 5_000
 
 

@@ -145,7 +145,9 @@ class FunctionMap(RemakingStep):
                 result = next(results)
                 made = self._made_of(result)
                 changed = [
-                    name for name, place in places if mark is None and not all(equal(each[place], row[name]) for each in made)
+                    name
+                    for name, place in places
+                    if mark is None and not all(equal(each[place], row[name]) for each in made)
                 ]
                 if changed:
                     raise self._changes(changed)

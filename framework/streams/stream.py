@@ -859,7 +859,9 @@ class Stream:
             raise call.mistake("name at least one column")
         return self._after(Compute(call=call, schema=checked_types(call, made, self.schema), columns=made, keeps=False))
 
-    def _with(self, call: Call, columns: Mapping[str, pl.Expr], types: pa.Schema | None = None, step: type[Compute] = Compute) -> Stream:
+    def _with(
+        self, call: Call, columns: Mapping[str, pl.Expr], types: pa.Schema | None = None, step: type[Compute] = Compute
+    ) -> Stream:
         made = types if types is not None else checked_types(call, columns, self.schema)
         if types is not None:
             checked_types(call, columns, self.schema)

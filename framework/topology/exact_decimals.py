@@ -89,9 +89,7 @@ def with_decimals(column: pa.Array, declared: pa.DataType) -> pa.Array:
         return column.cast(pa.decimal256(76, declared.scale)) if types.is_integer(kind) else column
     if types.is_map(kind) and types.is_map(declared):
         pairs = with_decimals(entries(column), _entries_type(declared))
-        return pa.MapArray.from_arrays(
-            pairs.offsets.cast(pa.int32()), *pairs.values.flatten(), mask=column.is_null()
-        )
+        return pa.MapArray.from_arrays(pairs.offsets.cast(pa.int32()), *pairs.values.flatten(), mask=column.is_null())
     if is_list(kind) and is_list(declared):
         items = with_decimals(column.flatten(), declared.value_type)
         lengths = pc.fill_null(pc.list_value_length(column), 0)

@@ -193,9 +193,7 @@ def test_nan_is_a_key_that_a_function_leaves_as_it_is(kind: Any, take: int, tmp_
     """In pandas it is null, and the record is a bad one."""
     pipeline = Pipeline("shop")
     key, value = Json(k=float, non_finite=True), Json(n=int)
-    orders = pipeline.read_kafka(
-        "orders", key=key, value=value, bootstrap_servers="127.0.0.1:1", on_bad_record="skip"
-    )
+    orders = pipeline.read_kafka("orders", key=key, value=value, bootstrap_servers="127.0.0.1:1", on_bad_record="skip")
     if kind == "dict":
         same = orders.map(lambda row: {"k": float(str(row["k"])), "n": row["n"]}, k=float, n=int)
     else:

@@ -135,9 +135,17 @@ def nested(text: str) -> list[tuple[pa.Array, pa.DataType, Any]]:
             pa.list_(pa.struct([("d", D), ("n", pa.int64())])),
             lambda value: value[0]["d"],
         ),
-        (pa.ListViewArray.from_arrays(offsets[:3], pa.array([1, 1, 1]), plain), pa.large_list(D), lambda value: value[0]),
+        (
+            pa.ListViewArray.from_arrays(offsets[:3], pa.array([1, 1, 1]), plain),
+            pa.large_list(D),
+            lambda value: value[0],
+        ),
         (pa.FixedSizeListArray.from_arrays(plain, 1), pa.list_(D, 1), lambda value: value[0]),
-        (pa.MapArray.from_arrays(offsets, pa.array(["a", "b", "c"]), plain), pa.map_(pa.string(), D), lambda v: v[0][1]),
+        (
+            pa.MapArray.from_arrays(offsets, pa.array(["a", "b", "c"]), plain),
+            pa.map_(pa.string(), D),
+            lambda v: v[0][1],
+        ),
     ]
 
 
