@@ -119,18 +119,25 @@ def row_merger(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Any], 
     merges = [each.merge for each in aggregates.values()]
     if not any(each.derived_from for each in aggregates.values()):
         return lambda old, new: tuple([merge(was, now) for merge, was, now in zip(merges, old, new, strict=True)])
+    folded = row_folder(aggregates)
+    return lambda old, new: folded((old, new))
 
-    def merged(old: Sequence[Any], new: Sequence[Any]) -> tuple[Any, ...]:
+
+def row_folder(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Sequence[Any]]], tuple[Any, ...]]:
+    """A function that merges one or more rows of partial results, in their order, as
+    ``row_merger``. Merging them two at a time would copy lists and texts that grow once per row."""
+
+    def folded(rows: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
         row = {
-            name: None if each.derived_from else each.merge(was, now)
-            for (name, each), was, now in zip(aggregates.items(), old, new, strict=True)
+            name: None if each.derived_from else each.fold(values, partial=True)
+            for (name, each), values in zip(aggregates.items(), zip(*rows, strict=True), strict=True)
         }
         for name, each in aggregates.items():
             if each.derived_from:
                 row[name] = each.derive([row[part] for part in each.derived_from])
         return tuple(row.values())
 
-    return merged
+    return folded
 
 
 @dataclass(frozen=True)
@@ -304,13 +311,19 @@ class Reduce(Aggregate):
             return Fields.of({"returned": self.returns}).type_of("returned")
         return typed(self, input_type)
 
-    def _merge(self, old: Any, new: Any) -> Any:
-        return self._called(old, new)
+    def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
+        """Combine neighbours, then neighbouring results, and so on: results that grow, such as
+        joined texts, are copied once per level, and not once per value."""
+        present = [value for value in values if value is not None]
+        while len(present) > 1:
+            pairs = zip(present[::2], present[1::2], strict=False)
+            present = [*(self._merge(*pair) for pair in pairs), *present[len(present) // 2 * 2 :]]
+        return present[0] if present else None
 
-    def _called(self, one: Any, other: Any) -> Any:
+    def _merge(self, old: Any, new: Any) -> Any:
         if self.function is None:
             raise TopologyError(f"Reduce({self.field!r}) needs a function of two values")
-        return self.function(one, other)
+        return self.function(old, new)
 
 
 @dataclass(frozen=True)

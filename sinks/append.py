@@ -25,7 +25,8 @@ from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.transactional_table import RowTable
 from sinks.table_committer import TableCommitter
 
-#: A task appends to at most so many partitions of a table in one batch: producers may choose them.
+#: The records of one batch and task belong to at most so many partitions of a table: producers may
+#: choose them.
 PARTITIONS_MAX = 5_000
 
 
@@ -96,13 +97,20 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = batch.select(list(self._fields.names)).cast(self.table.schema)
         self.table.check_rows(rows)
-        self._partitions |= self.table.partitions_of(rows)
+        if len(self._partitions) <= PARTITIONS_MAX:
+            self._partitions |= self.table.partitions_of(rows)
+        self._batches.append(rows)
+
+    def keep_for_commit(self) -> bytes:
+        """Raises ``BatchTooLargeError``. Rows that another committer emits in the commit phase are
+        not kept, and may belong to any number of partitions: half a batch can close as many
+        windows."""
         if len(self._partitions) > PARTITIONS_MAX:
             raise BatchTooLargeError(
                 f"{self.table.location}: the rows of a batch belong to more than {PARTITIONS_MAX:,} partitions, and each takes a "
                 "file: partition by a column with fewer values"
             )
-        self._batches.append(rows)
+        return super().keep_for_commit()
 
     def finish_batch(self) -> None:
         if self._attempt is None:

@@ -17,7 +17,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.canonical_form import python_values
-from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_merger
+from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_folder
 from sinks.backend import Key, Value
 from sinks.keyed_committer import KeyedCommitter, one_stream
 from sinks.state_committer import Fold
@@ -125,10 +125,10 @@ class CountWindowCommitter(KeyedCommitter):
             parts.append(counts[key] // self.part)
             counts[key] += 1
         folded = self._folded(rows, parts, partial)
-        merge = row_merger(self.aggregates)
+        together = row_folder(self.aggregates)
         for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True):
             if value is not None:
-                folded[place] = merge(value[1:], folded[place])
+                folded[place] = together((value[1:], folded[place]))
         closed = [
             (key, end) for key in distinct for end in range(before[key] + 1, counts[key] + 1) if self.window.due(end)
         ]
@@ -139,9 +139,7 @@ class CountWindowCommitter(KeyedCommitter):
         } | folded
         out: list[Value] = []
         for key, end in closed:
-            values, *rest = (known[(*key, part)] for part in self._parts(end))
-            for each in rest:
-                values = merge(values, each)
+            values = together([known[(*key, part)] for part in self._parts(end)])
             out.append((*key, self.window.start(end), end, *values))
         gone = [(*key, number // self.part) for key, end in closed for number in self.window.gone(end)[:: self.part]]
         left = {place: values for place, values in folded.items() if place not in set(gone)}

@@ -42,7 +42,8 @@ class JoinInputs:
         untyped = [name for each in (left, right) for name in each.fields if each.fields.type_of(name) is None]
         if shared or untyped:
             raise TopologyError(
-                f"committer {component_id!r}: both streams have a field {min(shared)!r}; rename one of them"
+                f"committer {component_id!r}: {left.component_id!r} and {right.component_id!r} both have "
+                f"{', '.join(map(repr, sorted(shared)))}; rename fields of one of them in a bolt upstream"
                 if shared
                 else f"committer {component_id!r}: field {untyped[0]!r} has no type; declare it"
             )

@@ -9,7 +9,7 @@ and a session is combined when it ends, from its last pane and the panes before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,10 +81,7 @@ def runs(starts: Iterable[int], gap: int, panes: Mapping[int, Pane]) -> list[lis
     return found
 
 
-def together(panes: Iterable[Pane], merge: Callable[[Any, Any], Any]) -> Pane:
-    """One session of panes in the order of their times."""
-    first, *rest = panes
-    values, due = first.values, first.due
-    for each in rest:
-        values, due = merge(values, each.values), each.due
-    return Pane(first.first, due, values)
+def together(panes: Sequence[Pane], fold: Callable[[Sequence[Any]], Any]) -> Pane:
+    """One session of one or more panes in the order of their times. ``fold``: merges the values of
+    all panes."""
+    return Pane(panes[0].first, panes[-1].due, fold([each.values for each in panes]))

@@ -17,7 +17,8 @@ from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidde
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
 from framework.streams.row_growth_limits import FEW, PART_BYTES, Growth
 from framework.streams.stateless_steps import Columns, Step
-from framework.topology.arrow_columns import column_of, safe_cast
+from framework.topology.arrow_columns import cast_column, column_of
+from framework.topology.canonical_form import equal
 
 #: A column of numbers that rise where tombstones begin or end.
 _RUN = "run"
@@ -149,7 +150,7 @@ class FunctionMap(RemakingStep):
     ) -> Iterator[tuple[Any, ...]]:
         """The rows made of one. Raises for one with another value at one of ``places``."""
         for each in made:
-            changed = [name for name, place in places if each[place] != row[name]]
+            changed = [name for name, place in places if not equal(each[place], row[name])]
             if changed:
                 raise self._changes(changed)
             yield each
@@ -222,8 +223,15 @@ class TableStep(RemakingStep):
         return table
 
 
+def _brings(after: pl.DataFrame, before: pl.DataFrame) -> bool:
+    """Whether one of the rows is not among those before. Polars' join would find no NaN in a frame
+    of one row."""
+    sides = [frame.with_columns(pl.lit(is_new).alias(MARK)) for frame, is_new in ((after, True), (before, False))]
+    return bool(pl.concat(sides).group_by(pl.exclude(MARK)).agg(pl.col(MARK).all()).get_column(MARK).any())
+
+
 def _cast(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
-    return pa.chunked_array([safe_cast(each, declared) for each in column.chunks], declared)
+    return pa.chunked_array([cast_column(each, declared) for each in column.chunks], declared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +262,10 @@ class BatchMap(TableStep):
             else:
                 its = self.apply(given)
                 names = sorted(checked)
-                if mark is None and names and its.join(given, on=names, how="anti", nulls_equal=True).height:
+                before = given.select(names)
+                if self.kind == "pandas":  # it has one value for NaN and null
+                    before = before.fill_nan(None)
+                if mark is None and names and _brings(its.select(names), before):
                     raise self._changes(names)
             made.append(its.with_columns(pl.lit(mark, pl.Boolean).alias(MARK)))
         return pl.concat(made)

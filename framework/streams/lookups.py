@@ -23,6 +23,7 @@ from framework.streams.polars_frames import UNREPRESENTABLE, refusing
 from framework.streams.row_growth_limits import bytes_in
 from framework.streams.stateless_steps import Columns
 from framework.topology.bolts import LookupCounts
+from framework.topology.canonical_form import RowForm, form_of
 
 Key = tuple[Any, ...]
 Answer = tuple[Any, ...]
@@ -30,6 +31,9 @@ Answer = tuple[Any, ...]
 CACHE_SIZE = 10_000
 #: A cache holds so many bytes for each of its keys, in total: with larger ones it holds fewer.
 KEY_BYTES = 8 << 10
+#: The form in which keys are found again: moments in UTC.
+_KEY_FORM = RowForm(None)
+_FLOAT_FORM = form_of(pa.float64())
 #: The caches of this process, by the key of their calls.
 _caches: LRUCache[str, TTLCache[Key, Cached]] = LRUCache(maxsize=64)
 _caches_lock = threading.Lock()
@@ -71,13 +75,23 @@ class Lookup(CallingStep):
         return reduce(LookupCounts.plus, self.counted, LookupCounts(failed=len(self.calls.failed)))
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        names = list(self.on)
+        # Equal keys are found by grouping: polars' join finds no NaN in a frame of one row.
+        numbered = [pl.col(name).alias(str(number)) for number, name in enumerate(self.on)]
         with refusing(self.call, *UNREPRESENTABLE):
-            keys = frame.select(names).drop_nulls().unique(maintain_order=True)
-            rows = keys.rows()
+            keys = frame.select(numbered)
+            groups = keys.with_row_index("row").group_by(pl.exclude("row"), maintain_order=True).agg("row")
+            groups = groups.drop_nulls()
+            rows = [
+                tuple([_FLOAT_FORM(each) if isinstance(each, float) else each for each in key])
+                for key in groups.drop("row").rows()
+            ]
         answers = frame_of_values(self.call, self.answers, self._answers(rows))
         with refusing(self.call):
-            return frame.join(keys.hstack(answers), on=names, how="left", maintain_order="left")
+            places = groups.select("row").with_row_index("place").explode("row")
+            place = keys.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")).join(
+                places, on="row", how="left", maintain_order="left"
+            )["place"]
+            return frame.hstack(answers.select(pl.all().gather(place)))
 
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - set(self.answers.names)) | set(self.on)
@@ -85,7 +99,9 @@ class Lookup(CallingStep):
     def known(self, known: Columns, above: pa.Schema) -> Columns:
         return known | (set(self.answers.names) if set(self.on) <= known else set())
 
-    def _answers(self, keys: Sequence[Key]) -> list[Answer]:
+    def _answers(self, given: Sequence[Key]) -> list[Answer]:
+        """The answers for these keys. ``given``: as the function gets them."""
+        keys = list(map(_KEY_FORM, given))
         found = [self.answered.get(key) for key in keys]
         unknown = [place for place, answer in enumerate(found) if answer is None]
         if self.cache_s is not None:
@@ -97,7 +113,7 @@ class Lookup(CallingStep):
             left = [place for place in unknown if found[place] is None]
             self.counted.append(LookupCounts(cached=len(unknown) - len(left)))
             unknown = left
-        for place, answer in zip(unknown, self._asked([keys[place] for place in unknown]), strict=True):
+        for place, answer in zip(unknown, self._asked([given[place] for place in unknown]), strict=True):
             found[place] = answer
         answers = [answer for answer in found if answer is not None]
         self.answered.update(zip(keys, answers, strict=True))

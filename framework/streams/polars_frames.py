@@ -49,6 +49,11 @@ def frame_of(batch: pa.RecordBatch) -> pl.DataFrame:
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch])))
 
 
+def arrow_of(column: pl.Series) -> pa.Array:
+    """The column in types of Arrow that all functions of Arrow take."""
+    return column.to_arrow(compat_level=_LEVEL)
+
+
 @lru_cache(maxsize=256)
 def empty_frame(schema: pa.Schema) -> pl.DataFrame:
     """A frame without rows. Raises a polars or Arrow error for a type that polars does not have."""

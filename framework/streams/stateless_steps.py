@@ -21,9 +21,10 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
 from framework.streams.hidden_columns import MARK, hidden_of
-from framework.streams.polars_frames import frame_of, refusing
+from framework.streams.polars_frames import arrow_of, frame_of, refusing
 from framework.streams.row_growth_limits import copies_at_a_time, parts_of
 from framework.streams.watermark_bounds import WatermarkBounds
+from framework.topology.arrow_columns import check_cast
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 SESSION_END = "session_end"
@@ -158,6 +159,18 @@ class Compute(Step):
     def known(self, known: Columns, above: pa.Schema) -> Columns:
         made = {name for name, each in self.columns.items() if set(each.meta.root_names()) <= known}
         return frozenset(made | (known - set(self.columns) if self.keeps else set()))
+
+
+class Cast(Compute):
+    """Gives columns other types. Rounds as polars does, and refuses numbers beyond a float."""
+
+    def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        made = super().apply(frame)
+        with refusing(self.call, ValueError):
+            for name in self.columns:
+                before, after = (arrow_of(each.get_column(name)) for each in (frame, made))
+                check_cast(before, after, exact=False)
+        return made
 
 
 class ClosedTime(Compute):

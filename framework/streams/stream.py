@@ -50,6 +50,7 @@ from framework.streams.stateless_steps import (
     WINDOW_END,
     WINDOW_START,
     WINDOW_TIME,
+    Cast,
     ClosedTime,
     Compute,
     Explode,
@@ -190,8 +191,8 @@ class Stream:
         )
 
     def cast(self, **types: FieldType) -> Stream:
-        """Give columns another type, of Python or of Arrow. A value that does not fit is a bad
-        record."""
+        """Give columns another type, of Python or of Arrow. A number is rounded to the scale of a
+        decimal, and cut to an integer. A value that does not fit is a bad record."""
         call = called("cast", **types)
         check_names(call, types, self.schema)
         declared = self._declared(call, types)
@@ -208,7 +209,7 @@ class Stream:
                 columns[each.name] = pl.col(each.name).cast(kind)
             except (pl.exceptions.PolarsError, pa.ArrowException) as error:
                 raise call.mistake(error) from None
-        return self._with(call, columns, declared)
+        return self._with(call, columns, declared, Cast)
 
     def explode(self, column: str) -> Stream:
         """One row per item of a list. An empty list, and null, give no row."""
@@ -858,13 +859,15 @@ class Stream:
             raise call.mistake("name at least one column")
         return self._after(Compute(call=call, schema=checked_types(call, made, self.schema), columns=made, keeps=False))
 
-    def _with(self, call: Call, columns: Mapping[str, pl.Expr], types: pa.Schema | None = None) -> Stream:
+    def _with(
+        self, call: Call, columns: Mapping[str, pl.Expr], types: pa.Schema | None = None, step: type[Compute] = Compute
+    ) -> Stream:
         made = types if types is not None else checked_types(call, columns, self.schema)
         if types is not None:
             checked_types(call, columns, self.schema)
         before = [made.field(each.name) if each.name in columns else each for each in self.schema]
         schema = pa.schema([*before, *(each for each in made if each.name not in self.schema.names)])
-        return self._after(Compute(call=call, schema=schema, columns=columns, keeps=True))
+        return self._after(step(call=call, schema=schema, columns=columns, keeps=True))
 
     def _selected(self, call: Call, names: Mapping[str, str]) -> Stream:
         """These columns, under new names."""

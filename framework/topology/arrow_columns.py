@@ -20,10 +20,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.topology.exact_decimals import checked_decimals, decimals_of_text
+from framework.topology.exact_decimals import checked_decimals, entries, is_list, is_text, with_decimals
 
 Check = Callable[[Any], bool]
 _NONE = type(None)
+#: The texts that Arrow and polars read as an infinite number.
+_INFINITE = r"^\s*[+-]?inf(inity)?\s*$"
 _MICROSECONDS = {"s": 10**6, "ms": 1_000}
 #: Types of values that Arrow stores exactly, or refuses.
 _EXACT: dict[str, frozenset[type]] = {
@@ -55,36 +57,45 @@ def column_of(values: Sequence[Any], declared: pa.DataType | None) -> pa.Array |
     return made
 
 
-def safe_cast(column: pa.Array, declared: pa.DataType) -> pa.Array:
-    """As Arrow's cast, which crashes on the text of a far decimal, such as 1e-100000000: such texts
-    are read by ``decimals_of_text``."""
-    types = pa.types
-    if types.is_decimal(declared) and (types.is_string(column.type) or types.is_large_string(column.type)):
-        return decimals_of_text(column, declared)
-    return column.cast(declared)
-
-
 def cast_column(column: pa.Array, declared: pa.DataType) -> pa.Array:
     """The column in a declared type. Raises an Arrow error or ``ValueError`` if a value does not
     fit."""
-    types = pa.types
-    made = safe_cast(column, declared)
-    if types.is_floating(declared):
-        if types.is_floating(column.type) and _infinities(made) > _infinities(column):
-            raise ValueError(f"a number is beyond {declared}")
-    elif _casts_cut(column.type, declared) and not made.cast(column.type).equals(column):
-        raise ValueError("a value would be cut off; round it first")
+    made = with_decimals(column, declared).cast(declared)
+    check_cast(column, made, exact=True)
     return made
+
+
+def check_cast(before: pa.Array, after: pa.Array, *, exact: bool) -> None:
+    """Raise ``ValueError`` if a cast has made a number infinite, or, if it was to be ``exact``, has
+    cut off a value, at any depth."""
+    types, was, becomes = pa.types, before.type, after.type
+    if was == becomes:
+        return
+    if types.is_dictionary(was) or types.is_dictionary(becomes):
+        check_cast(*(each.dictionary_decode() if _is_encoded(each) else each for each in (before, after)), exact=exact)
+    elif is_list(was) and is_list(becomes):
+        check_cast(before.flatten(), after.flatten(), exact=exact)
+    elif types.is_map(was) and types.is_map(becomes):
+        check_cast(entries(before), entries(after), exact=exact)
+    elif types.is_struct(was) and types.is_struct(becomes):
+        parts = dict(zip(was.names, before.flatten(), strict=True))
+        for name, part in zip(becomes.names, after.flatten(), strict=True):
+            if name in parts:
+                check_cast(parts[name], part, exact=exact)
+    elif types.is_floating(becomes):
+        if _infinities(after) > _infinities(before):
+            raise ValueError(f"a number is beyond {becomes}")
+    elif exact and _casts_cut(was, becomes) and not after.cast(was).equals(before):
+        raise ValueError("a value would be cut off; round it first")
+
+
+def _is_encoded(column: pa.Array) -> bool:
+    return bool(pa.types.is_dictionary(column.type))
 
 
 def _casts_cut(was: pa.DataType, becomes: pa.DataType) -> bool:
     """Whether a safe cast of Arrow's truncates values. It is reversible for whole values."""
     types = pa.types
-    if types.is_struct(was) and types.is_struct(becomes):
-        both = [each for each in becomes if was.get_field_index(each.name) >= 0]
-        return any(_casts_cut(was.field(each.name).type, each.type) for each in both)
-    if was.num_fields == becomes.num_fields == 1:  # of lists
-        return _casts_cut(was.field(0).type, becomes.field(0).type)
     if types.is_timestamp(was):
         if types.is_time(becomes):
             raise ValueError("a moment would lose its date; take its time of day first")
@@ -95,9 +106,14 @@ def _casts_cut(was: pa.DataType, becomes: pa.DataType) -> bool:
 
 
 def _infinities(column: pa.Array) -> int:
-    if pa.types.is_float16(column.type):
-        column = column.cast(pa.float32())
-    found: int = pc.sum(pc.is_inf(column), min_count=0).as_py()
+    """The number of infinite numbers, or of texts of such."""
+    if is_text(column.type):
+        infinite = pc.match_substring_regex(column.cast(pa.large_binary()), _INFINITE, ignore_case=True)
+    elif pa.types.is_floating(column.type):
+        infinite = pc.is_inf(column.cast(pa.float32()) if pa.types.is_float16(column.type) else column)
+    else:
+        return 0
+    found: int = pc.sum(infinite, min_count=0).as_py()
     return found
 
 

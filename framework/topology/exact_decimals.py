@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -65,6 +66,66 @@ def decimals_of_text(texts: pa.Array, declared: pa.DataType) -> pa.Array:
         found.append(number)
     plain = pc.if_else(others, pa.scalar(None, texts.type), texts).cast(declared)
     return pc.replace_with_mask(plain, others, pa.array(found, declared))
+
+
+def with_decimals(column: pa.Array, declared: pa.DataType) -> pa.Array:
+    """The column, with decimals in the place of the texts and integers that the declared type has
+    decimals for, at any depth: Arrow reads no text of a far decimal, and takes integers only if the
+    type holds all of them. Raises as ``decimals_of_text``. The result may have wider types.
+
+    >>> with_decimals(pa.array([["1.5", "2e1"]]), pa.list_(pa.decimal128(5, 2))).to_pylist()
+    [[Decimal('1.50'), Decimal('20.00')]]
+    """
+    types, kind = pa.types, column.type
+    if kind == declared or not holds_decimals(declared):
+        return column
+    if types.is_dictionary(declared):
+        return with_decimals(column, declared.value_type)
+    if types.is_dictionary(kind):
+        return with_decimals(column.dictionary_decode(), declared)
+    if types.is_decimal(declared):
+        if is_text(kind):
+            return decimals_of_text(column.cast(pa.large_string()), declared)
+        return column.cast(pa.decimal256(76, declared.scale)) if types.is_integer(kind) else column
+    if types.is_map(kind) and types.is_map(declared):
+        pairs = with_decimals(entries(column), _entries_type(declared))
+        return pa.MapArray.from_arrays(pairs.offsets.cast(pa.int32()), *pairs.values.flatten(), mask=column.is_null())
+    if is_list(kind) and is_list(declared):
+        items = with_decimals(column.flatten(), declared.value_type)
+        lengths = pc.fill_null(pc.list_value_length(column), 0)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))]), pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, items, mask=column.is_null())
+    if types.is_struct(kind) and types.is_struct(declared):
+        parts = [
+            with_decimals(part, declared.field(each.name).type) if declared.get_field_index(each.name) >= 0 else part
+            for each, part in zip(kind, column.flatten(), strict=True)
+        ]
+        fields = [each.with_type(part.type) for each, part in zip(kind, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=column.is_null())
+    return column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether Arrow reads numbers from values of a type as from texts."""
+    of = pa.types
+    texts = (of.is_string, of.is_large_string, of.is_string_view)
+    return any(is_it(kind) for is_it in (*texts, of.is_binary, of.is_large_binary, of.is_binary_view))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is a list of any of Arrow's layouts."""
+    of = pa.types
+    lists = (of.is_list, of.is_large_list, of.is_fixed_size_list, of.is_list_view, of.is_large_list_view)
+    return any(is_it(kind) for is_it in lists)
+
+
+def entries(column: pa.MapArray) -> pa.ListArray:
+    """The pairs of each map, as a list of structs."""
+    return column.cast(_entries_type(column.type))
+
+
+def _entries_type(kind: pa.MapType) -> pa.ListType:
+    return pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)]))
 
 
 def holds_decimals(declared: pa.DataType) -> bool:

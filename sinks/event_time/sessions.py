@@ -13,7 +13,7 @@ from framework.operators.sessions import Pane, ends, pane_starts, runs, together
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
-from sinks.aggregates import Aggregate, Max, Min, row_merger
+from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded
@@ -198,7 +198,7 @@ class SessionCommitter(AggregatingCommitter):
         return (*key[:-1], key[-1] + step * self.gap)
 
     def _closed(self, keys: Sequence[Key], panes: Mapping[Key, Pane]) -> Closed:
-        whole = together([panes[key] for key in keys], row_merger(self.aggregates))
+        whole = together([panes[key] for key in keys], row_folder(self.aggregates))
         return Closed(keys[0][:-1], whole.first, whole.due, whole.values)
 
 

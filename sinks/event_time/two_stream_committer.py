@@ -46,13 +46,19 @@ class PairCommitter(WatermarkedCommitter):
 
     def _bind_records(self, *records: Input) -> None:
         component_id = self._component_id
+        if self._on[0] == self._on[1]:
+            raise TopologyError(
+                f"committer {component_id!r}: left and right are both {self._on[0]!r}, and these fields tell its streams apart: "
+                "rename the field of one stream in a bolt upstream, and give the new name"
+            )
         found = []
         for on, other in (self._on, self._on[::-1]):
             its = [each for each in records if on in each.fields and other not in each.fields]
             if not its:
+                given = ", ".join(repr(each.component_id) for each in records)
                 raise TopologyError(
-                    f"committer {component_id!r}: one of its streams must have the field {on!r} and not {other!r}; rename "
-                    "fields upstream"
+                    f"committer {component_id!r}: one of its streams ({given}) must have the field {on!r} and not {other!r}; "
+                    "rename fields upstream"
                 )
             side = one_stream(component_id, its)
             check_times(component_id, on, side.fields.type_of(on), self.unit)

@@ -4,6 +4,7 @@ the plan leaves them out (C51).
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import sqlite3
@@ -34,6 +35,7 @@ from framework.transactions import MemoryStore, documents, narrowing
 from framework.transactions.documents import read_history
 from framework.transactions.undo import undo
 from integration import EmbeddedServers
+from ratchet import Json, Pipeline, count, parquet, tumbling
 from sinks import (
     Aggregate,
     AppendCommitter,
@@ -216,6 +218,23 @@ def test_a_batch_with_too_many_partitions_of_a_table_is_written_in_parts(
     assert sorted(table.to_table().column("n").to_pylist()) == list(range(160))
     sizes = [each.plan["0"]["next"] - each.plan["0"]["first"] for each in read_history(store, "parts")]
     assert sizes[-1] == 80 and max(sizes[:-1]) <= 20 * tasks, sizes
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_windows_that_close_together_may_belong_to_any_number_of_partitions(
+    policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows come of earlier batches: no half of the last one would close fewer."""
+    monkeypatch.setattr(append, "PARTITIONS_MAX", 10)
+    shop = Pipeline("shop")
+    value = Json(k=str, at=datetime.datetime)
+    read = shop.read_kafka("t", value=value, bootstrap_servers="127.0.0.1:1", on_bad_record=policy)
+    windows = read.window(tumbling("1 min"), on="at", late="1 s").group_by("k").agg(n=count())
+    windows.when_closed(name="w").append_into(parquet(tmp_path / "t", partition_by=["k"]), name="out")
+    opened = [{"k": f"k{n}", "at": "2026-01-01T00:00:00Z"} for n in range(24)]
+    closing = [{"k": "z", "at": f"2026-01-01T0{n}:30:00Z"} for n in (1, 2)]
+    rows = shop.test({"t": [*opened, *closing]}, take=8)["out"]
+    assert sorted((row["k"], row["n"]) for row in rows) == sorted([(row["k"], 1) for row in opened] + [("z", 1)])
 
 
 def test_under_fail_the_topology_stops_as_ever(tmp_path: Path) -> None:

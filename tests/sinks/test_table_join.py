@@ -111,7 +111,7 @@ def test_a_null_in_the_key_or_the_sequence_is_a_bad_record(row: list[Any]) -> No
         ({"how": "outer"}, "how is 'outer': give 'inner' or 'left'"),
         ({"sequence_by": "at"}, "needs field 'at', which 'customers' does not emit"),
         ({"deleted": "version"}, "'version' is int64, and says whether a row is deleted: make it bool"),
-        ({"customers": Fields(id=str, name=int, number=int)}, "needs two streams|both streams have a field 'number'"),
+        ({"customers": Fields(id=str, name=int, number=int)}, "needs two streams|both have 'number'"),
         ({"customers": Fields(id=int, name=int)}, "key field 'id' is string on the left and int64 on the right"),
         ({"key": []}, "needs at least one key field"),
         ({"state": TransactionalMapState}, "needs an OpaqueMapState"),

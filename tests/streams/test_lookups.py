@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import sqlite3
 import tempfile
 from collections import Counter
@@ -71,6 +72,14 @@ def listed(keys: list[Any]) -> list[str | None]:
     return [one(key) for key in keys]
 
 
+def told(keys: Any) -> Any:
+    """The text of a key, or of each."""
+    if isinstance(keys, list):
+        return {key: told(key) for key in keys}
+    ASKED[str(keys)] += 1
+    return str(keys)
+
+
 def another_each_time(key: int) -> str:
     ASKED[key] += 1
     return f"{key}-{ASKED[key]}"
@@ -110,6 +119,37 @@ def test_a_key_is_asked_for_once_by_a_task_that_gets_its_rows_in_parts() -> None
         batch = pa.RecordBatch.from_pylist(ROWS[part * 4 : part * 4 + 4], schema=pa.schema({"n": "i8", "who": "i8"}))
         assert applied([step], batch)["name"].to_list() == [name for _, name in FOUND[part * 4 : part * 4 + 4]]
     assert ASKED == {1: 1, 2: 1, 9: 1, 3: 1}
+
+
+@pytest.mark.rule("C29")
+@pytest.mark.parametrize("take", [1, 3, 1000])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"cache": "1 h"}], ids=str)
+def test_keys_that_are_equal_are_one_key_in_batches_of_any_size(take: int, options: Any) -> None:
+    rows = [{"k": key, "n": 1} for key in (math.nan, -0.0, None, 1.5, float("-nan"), 0.0)]
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = Pipeline("rows")
+        read = pipeline.read(rows, k=float, n=int)
+        read.lookup(told, on="k", a=str, **options).append_into(parquet(Path(folder) / "out"), name="out")
+        read.lookup(told, on=["n", "k"], b=str, **options).drop("k").append_into(parquet(Path(folder) / "b"), name="b")
+        made = pipeline.test(take=take)
+    assert sorted(str(row["a"]) for row in made["out"]) == ["0.0", "0.0", "1.5", "None", "nan", "nan"]
+    assert Counter(row["b"] for row in made["b"])["(1, nan)"] == 2
+    if take == 1000 or "cache" in options:
+        keys = ["nan", "0.0", "1.5", "(1, nan)", "(1, 0.0)", "(1, 1.5)"]
+        assert dict.fromkeys(keys, 1) == ASKED
+
+
+@pytest.mark.rule("C29")
+@pytest.mark.parametrize("take", [1, 2])
+def test_two_hours_of_one_name_are_two_keys(take: int) -> None:
+    moments = pa.timestamp("us", "Europe/Berlin")
+    rows = [{"at": datetime.datetime(2026, 10, 25, hour, 30, tzinfo=datetime.UTC)} for hour in (0, 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = Pipeline("rows")
+        read = pipeline.read(rows, at=moments)
+        found = read.lookup(lambda at: f"{at:%H:%M %z}", on="at", cache="1 h", a=str)
+        found.append_into(parquet(Path(folder) / "out"), name="out")
+        assert {row["a"] for row in pipeline.test(take=take)["out"]} == {"02:30 +0200", "02:30 +0100"}
 
 
 def test_several_columns_are_one_key() -> None:

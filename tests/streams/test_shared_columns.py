@@ -4,6 +4,7 @@ their types."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from ratchet import (
     Json,
     Pipeline,
+    Stream,
     collect,
     count,
     count_distinct,
@@ -75,6 +77,74 @@ def test_far_decimals_that_a_function_passes_on_are_bad_records(kind: Any, take:
     texts = ["1.5", "1e-100000000", "1e100000000", "nan", "2", "1.234"]
     found = shop.test({"texts": [{"k": "x", "v": each} for each in texts]}, take=take)["out"]
     assert [str(row["v"]) for row in found] == ["1.50", "2.00"]
+
+
+TEXTS = ["1.5", "1e-50", "1e-100000000", "1e400", "-1e400", "x", "1.234", "25e-1", "Infinity", "inf"]
+D = pa.decimal128(10, 2)
+#: Declared types, and which of the texts they hold.
+HELD: dict[str, tuple[Any, Any, list[str]]] = {
+    "decimals": (pa.string(), D, ["1.5", "25e-1"]),
+    "floats": (pa.string(), float, ["1.5", "1e-50", "1e-100000000", "1.234", "25e-1", "Infinity", "inf"]),
+    "lists of decimals": (pa.list_(pa.string()), pa.list_(D), ["1.5", "25e-1"]),
+    "objects of decimals": (pa.struct([("a", pa.string())]), pa.struct([("a", D)]), ["1.5", "25e-1"]),
+    "lists of floats": (
+        pa.list_(pa.string()),
+        pa.list_(pa.float32()),
+        ["1.5", "1e-50", "1e-100000000", "1.234", "25e-1", "Infinity", "inf"],
+    ),
+}
+
+
+def numbers_in(folder: Path, take: int, was: Any, given: Sequence[Any], make: Callable[[Stream], Stream]) -> list[int]:
+    """Which of the values a step does not refuse."""
+    shop = Pipeline("shop")
+    value = Json(n=int, v=was)
+    make(shop.read_kafka("texts", value=value, bootstrap_servers=BROKER, on_bad_record="skip")).append_into(
+        parquet(folder / "out"), name="out"
+    )
+    rows = [{"n": n, "v": each} for n, each in enumerate(given)]
+    return sorted(row["n"] for row in shop.test({"texts": rows}, take=take)["out"])
+
+
+@pytest.mark.parametrize("take", [1, 1000])
+@pytest.mark.parametrize("kind", ["arrow", "polars", "pandas"])
+@pytest.mark.parametrize("case", HELD)
+def test_texts_that_no_declared_type_holds_are_bad_records(case: str, kind: Any, take: int, tmp_path: Path) -> None:
+    was, declared, held = HELD[case]
+    given = [[each] if "lists" in case else {"a": each} if "objects" in case else each for each in TEXTS]
+    found = numbers_in(
+        tmp_path, take, was, given, lambda s: s.map_batches(lambda table: table, kind=kind, n=int, v=declared)
+    )
+    assert [TEXTS[n] for n in found] == held
+
+
+@pytest.mark.parametrize("take", [1, 1000])
+@pytest.mark.parametrize("kind", ["arrow", "polars", "pandas"])
+def test_numbers_that_a_declared_type_would_cut_are_bad_records(kind: Any, take: int, tmp_path: Path) -> None:
+    def kept(was: Any, declared: Any, given: Sequence[Any]) -> list[Any]:
+        folder = tmp_path / str(declared)
+        make = lambda s: s.map_batches(lambda table: table, kind=kind, n=int, v=declared)  # noqa: E731
+        return [given[n] for n in numbers_in(folder, take, was, given, make)]
+
+    assert kept(float, D, [0.1, 1.234, 1e-50, 12.0, -0.0]) == [0.1, 12.0, -0.0]
+    assert kept(int, D, [1, 2**40, -7]) == [1, -7]
+    assert kept(float, pa.float32(), [0.1, 1e300]) == [0.1]
+    assert kept(float, int, [1.0, 1.5]) == [1.0]
+
+
+@pytest.mark.parametrize("take", [1, 1000])
+def test_a_cast_rounds_and_refuses_what_does_not_fit(take: int, tmp_path: Path) -> None:
+    for number, (was, declared, given, kept) in enumerate(
+        [
+            (str, D, ["1.236", "1e-50", "1e-100000000", "1e9", "x"], [0, 1, 2]),
+            (str, float, ["1", "1e400", "inf", "-1e999"], [0, 2]),
+            (float, pa.float32(), [0.1, 1e300], [0]),
+            (pa.list_(pa.string()), pa.list_(pa.float64()), [["1", "1e400"], ["1", None], None], [1, 2]),
+            (float, int, [1.5, 1e300], [0]),
+        ]
+    ):
+        make = lambda s, declared=declared: s.cast(v=declared)  # noqa: E731
+        assert numbers_in(tmp_path / str(number), take, was, given, make) == kept
 
 
 @pytest.mark.parametrize("take", [1, 1000])

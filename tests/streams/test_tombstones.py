@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,24 @@ def test_a_function_that_changes_the_key_is_told_apart(changing: Make, tmp_path:
     changing(orders).latest_by("id").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
     with pytest.raises(TopologyFailed, match=r"the function changes 'id'.*tombstone"):
         pipeline.test({"orders": ROWS})
+
+
+@pytest.mark.rule("C29")
+@pytest.mark.parametrize("take", [1, 1000])
+@pytest.mark.parametrize("kind", ["dict", "arrow", "polars", "pandas"])
+def test_nan_is_a_key_that_a_function_leaves_as_it_is(kind: Any, take: int, tmp_path: Path) -> None:
+    """In pandas it is null, and the record is a bad one."""
+    pipeline = Pipeline("shop")
+    key, value = Json(k=float, non_finite=True), Json(n=int)
+    orders = pipeline.read_kafka("orders", key=key, value=value, bootstrap_servers="127.0.0.1:1", on_bad_record="skip")
+    if kind == "dict":
+        same = orders.map(lambda row: {"k": float(str(row["k"])), "n": row["n"]}, k=float, n=int)
+    else:
+        same = orders.map_batches(lambda table: table, kind=kind, k=float, n=int)
+    same.latest_by("k").upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    rows = [*({"k": math.nan, "n": n} for n in (1, 2)), {"k": -0.0, "n": 3}, {"k": 0.0, "tombstone": True}]
+    found = [(str(row["k"]), row["n"]) for row in pipeline.test({"orders": rows}, take=take)["t"]]
+    assert found == ([] if kind == "pandas" else [("nan", 2)])
 
 
 def test_a_tombstone_and_a_condition_both_delete(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,16 +105,32 @@ def test_what_is_behind_the_watermark_is_late() -> None:
     assert done.rows("matched", LATE_LEFT_STREAM) == []
 
 
-def test_streams_that_cannot_be_told_apart_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        (
+            "order_at",
+            "payment_at",
+            "one of its streams ('one', 'other') must have the field 'payment_at' and not 'order_at'; rename fields upstream",
+        ),
+        (
+            "order_at",
+            "order_at",
+            "left and right are both 'order_at', and these fields tell its streams apart: rename the field of one stream in a "
+            "bolt upstream, and give the new name",
+        ),
+    ],
+)
+def test_streams_that_cannot_be_told_apart_are_refused(left: str, right: str, said: str) -> None:
     builder = TransactionalTopologyBuilder("matched", "records", OpaqueMemoryTransactionalSpout({0: []}, ROW, 10))
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at")
     builder.set_bolt("watermark", watermark).global_grouping("records").global_grouping("records", CLOCK_STREAM)
     for name in ("one", "other"):
         builder.set_bolt(name, Part("order")).shuffle_grouping("records")
-    join = JoiningCommitter(OpaqueMapState(MemoryBackend()), key=["id"], left="order_at", right="payment_at", within=1)
+    join = JoiningCommitter(OpaqueMapState(MemoryBackend()), key=["id"], left=left, right=right, within=1)
     joined = builder.set_bolt("joined", join).all_grouping("watermark").global_grouping("one").global_grouping("other")
     assert joined
-    with pytest.raises(TopologyError, match="one of its streams must have the field 'payment_at' and not 'order_at'"):
+    with pytest.raises(TopologyError, match=f"^committer 'joined': {re.escape(said)}$"):
         builder.build()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +15,21 @@ from hypothesis import strategies as st
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import run_on
-from sinks import Count, First, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, WatermarkCommitter
+from sinks import (
+    Collect,
+    Count,
+    CountWindowCommitter,
+    First,
+    Last,
+    MemoryBackend,
+    OpaqueMapState,
+    Reduce,
+    StateCommitter,
+    Sum,
+    Top,
+    WatermarkCommitter,
+    collect_aggregate,
+)
 from sinks.event_time.sessions import SessionCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
@@ -73,6 +88,47 @@ def test_what_belongs_to_no_open_session_is_late() -> None:
         (46_000_000, 51_000_000),
         (50_000_000, 55_000_000),
     ]
+
+
+@pytest.mark.parametrize("windows", ["sessions", "counted"])
+def test_the_parts_of_a_window_are_merged_at_once(windows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work grows with the values of a window, not with the product of its values and parts."""
+    written, joined = [], []
+    encoder = collect_aggregate._JSON
+
+    class Encoder:
+        def encode(self, value: Any) -> str:
+            written.append(value)
+            return encoder.encode(value)
+
+    def longer(one: str, other: str) -> str:
+        joined.append(len(one) + len(other))
+        return one + other
+
+    monkeypatch.setattr(collect_aggregate, "_JSON", Encoder())
+    aggregates = {"all": Collect("text"), "top": Top("text", 1_000), "long": Reduce("text", longer, str)}
+    state, parts = OpaqueMapState(MemoryBackend()), 256
+    committer = (
+        SessionCommitter(state, 5, on="at", key=["user"], aggregates=aggregates)
+        if windows == "sessions"
+        else CountWindowCommitter(state, parts, step=parts - 1, key=["user"], aggregates=aggregates)
+    )
+    spout = OpaqueMemoryTransactionalSpout({0: []}, Fields(user=str, at=int, text=str), 100)
+    builder = TransactionalTopologyBuilder("visits", "clicks", spout)
+    declared = builder.set_bolt("windows", committer).fields_grouping("clicks", Fields("user"))
+    if windows == "sessions":
+        watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+        builder.set_bolt("watermark", watermark).global_grouping("clicks").global_grouping("clicks", CLOCK_STREAM)
+        declared.all_grouping("watermark")
+    texts = [f"{number:03}" for number in range(parts)]
+    rows = [["a", at * 4, text] for at, text in enumerate(texts)]
+    done = run_on(builder.build(), {0: [*rows, ["b", 4 * parts + 50, ""]]}, take=100)
+    (row,) = [each for each in done.rows("windows") if each["user"] == "a"]
+    assert json.loads(row["all"]) == texts
+    assert json.loads(row["top"]) == texts[::-1]
+    assert row["long"] == "".join(texts)
+    assert len(written) <= 2 * 3 * parts  # by two lists: in the fold, with the state, and at the end
+    assert sum(joined) <= 3 * parts * (parts.bit_length() + 1)
 
 
 @pytest.mark.slow

@@ -113,3 +113,63 @@ def test_a_column_of_texts_is_cast_exactly_or_refused(kind: pa.DataType) -> None
     for far in FAR:
         with pytest.raises(pa.ArrowInvalid, match="is not exactly a value of"):
             cast_column(pa.array(["1.5", far]), kind)
+
+
+D = pa.decimal128(18, 2)
+
+
+def nested(text: str) -> list[tuple[pa.Array, pa.DataType, Any]]:
+    """Columns with this text between others, their decimal types, and how the text is in them."""
+    plain = pa.array(["9", text, None])
+    struct = pa.StructArray.from_arrays([plain, pa.array([1, 2, 3])], ["d", "n"])
+    offsets = pa.array([0, 1, 2, 3])
+    return [
+        (plain.cast(kind), D, lambda value: value)
+        for kind in (pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
+    ] + [
+        (plain.dictionary_encode(), D, lambda value: value),
+        (struct, pa.struct([("d", D), ("n", pa.int64())]), lambda value: value["d"]),
+        (pa.ListArray.from_arrays(offsets, plain), pa.list_(D), lambda value: value[0]),
+        (
+            pa.LargeListArray.from_arrays(offsets, struct),
+            pa.list_(pa.struct([("d", D), ("n", pa.int64())])),
+            lambda value: value[0]["d"],
+        ),
+        (
+            pa.ListViewArray.from_arrays(offsets[:3], pa.array([1, 1, 1]), plain),
+            pa.large_list(D),
+            lambda value: value[0],
+        ),
+        (pa.FixedSizeListArray.from_arrays(plain, 1), pa.list_(D, 1), lambda value: value[0]),
+        (
+            pa.MapArray.from_arrays(offsets, pa.array(["a", "b", "c"]), plain),
+            pa.map_(pa.string(), D),
+            lambda v: v[0][1],
+        ),
+    ]
+
+
+@pytest.mark.parametrize("case", range(len(nested("1"))))
+@pytest.mark.parametrize("text", [*NEAR, *FAR, "x", "1.234"])
+def test_a_cast_reads_texts_at_any_depth_and_no_other_row(case: int, text: str) -> None:
+    column, declared, inside = nested(text)[case]
+    for others in (column.slice(0, 1), column.slice(2)):
+        assert cast_column(others, declared).type == declared
+    if text in NEAR:
+        found = cast_column(column, declared)
+        assert found.type == declared
+        assert [inside(each) for each in found.to_pylist()] == [9, decimal.Decimal(NEAR[text]), None]
+        return
+    with pytest.raises(pa.ArrowInvalid):
+        cast_column(column.slice(1), declared)
+
+
+def test_a_cast_keeps_null_and_empty_lists_and_maps() -> None:
+    texts = pa.array([["1e0", None], None, [], ["2e0"]])
+    assert cast_column(texts, pa.list_(D)).to_pylist() == [[1, None], None, [], [2]]
+    fixed = pa.array([["1e0", None], None], pa.list_(pa.string(), 2))
+    assert cast_column(fixed, pa.list_(D, 2)).to_pylist() == [[1, None], None]
+    maps = pa.array([[("a", "1e0")], None, [], [("b", None)]], pa.map_(pa.string(), pa.string()))
+    assert cast_column(maps, pa.map_(pa.string(), D)).to_pylist() == [[("a", 1)], None, [], [("b", None)]]
+    structs = pa.array([{"d": "1e0"}, None])
+    assert cast_column(structs, pa.struct([("d", D)])).to_pylist() == [{"d": 1}, None]
