@@ -77,7 +77,7 @@ class ConnectWorker(Server):
         }
         config = self.write("worker.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
         classpath = self.host.classpath(self._progress)
-        java = [self.host.java(), _HEAP, *self.java_options, self.java_logging(), "-cp", classpath]
+        java = [self.host.java(), _HEAP, *self.java_options, *self.java_files(), "-cp", classpath]
         return [*java, "org.apache.kafka.connect.cli.ConnectDistributed", str(config)]
 
     def is_ready(self) -> bool:

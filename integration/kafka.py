@@ -126,7 +126,7 @@ class KafkaBroker(Server):
         return f"127.0.0.1:{self._secure_port}"
 
     def prepare(self) -> list[str]:
-        java, logging = self.host.java(), self.java_logging()
+        java, files = self.host.java(), self.java_files()
         classpath = self.host.classpath(self._progress)
         options = (*self.java_options, *(self._secure.java_options if self._secure is not None else ()))
         data = self.folder / "data"
@@ -158,13 +158,13 @@ class KafkaBroker(Server):
             properties[key] = properties.get(key, "") + value
         config = self._write_properties("server.properties", properties)
         if not (data / "meta.properties").exists():
-            java_tool = [java, "-Xmx128m", *options, logging, "-cp", classpath]
+            java_tool = [java, "-Xmx128m", *options, *files, "-cp", classpath]
             self.initialise(data, lambda folder: self._format(java_tool, {**properties, "log.dirs": str(folder)}))
         return [
             java,
             HEAP,
             *options,
-            logging,
+            *files,
             "-cp",
             classpath,
             "kafka.Kafka",

@@ -201,10 +201,14 @@ class Server(ABC):
         """The files outside its folder that it reads."""
         return ()
 
-    def write(self, name: str, text: str) -> Path:
-        """Write a file in the server's folder. Raises ``ServerError``."""
+    def write(self, name: str, text: str, *, secret: bool = False) -> Path:
+        """Write a file in the server's folder. ``secret``: only this user can ever open it. Raises
+        ``ServerError``."""
         file = self.folder / name
         try:
+            if secret:
+                file.unlink(missing_ok=True)  # somebody may have opened it when others could
+                file.touch(mode=0o600, exist_ok=False)
             file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ServerError(f"{self.folder}: {error.strerror or error}; make room or give another folder") from error
@@ -254,9 +258,15 @@ class Server(ABC):
             raise KilledError(f"{what}: {reason}")
         raise ServerError(f"{what}: {reason}")
 
-    def java_logging(self) -> str:
-        """The JVM option to log only warnings and errors, to the log file."""
-        return f"-Dlog4j2.configurationFile={self.write('log4j2.properties', _LOG4J)}"
+    def java_files(self) -> tuple[str, str]:
+        """The JVM options to log only warnings and errors, to the log file, and to unpack native
+        libraries where no other user can replace them before they are loaded."""
+        temporary = self.folder / "java"
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        return (
+            f"-Dlog4j2.configurationFile={self.write('log4j2.properties', _LOG4J)}",
+            f"-Djava.io.tmpdir={temporary}",
+        )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End the server in order. Safe to call twice."""

@@ -37,7 +37,7 @@ class _SparkProcess(Server):
         """The command, without this process's import path: executors must import only the code that
         is sent to them."""
         home = spark_jars().parent
-        options = f"{' '.join(self.java_options)} {self.java_logging()} -Dratchet.folder={self.folder}"
+        options = " ".join([*self.java_options, *self.java_files(), f"-Dratchet.folder={self.folder}"])
         environment = [
             "env",
             "-u",
@@ -49,11 +49,10 @@ class _SparkProcess(Server):
             f"JAVA_HOME={Path(self.host.java()).resolve().parent.parent}",
         ]
         settings = "spark.port.maxRetries 0\n"  # otherwise Spark takes the next port, where nobody looks for it
+        settings += "spark.master.rest.enabled false\n"  # it asks for no secret, and runs what it gets
         if self._secret:
             settings += f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n"
-        properties = self.write("spark.conf", "")
-        properties.chmod(0o600)
-        properties.write_text(settings, encoding="utf-8")
+        properties = self.write("spark.conf", settings, secret=True)
         if port_taken(self.page_port):
             self.page_port = free_port()
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]

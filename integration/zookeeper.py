@@ -124,12 +124,11 @@ class ZooKeeperServer(Server):
         }
         config = self.write("zoo.cfg", "".join(f"{key}={value}\n" for key, value in properties.items()))
         data.mkdir(exist_ok=True)
-        options = ["-Xmx256m", *self.java_options, self.java_logging()]
+        options = ["-Xmx256m", *self.java_options, *self.java_files()]
         if self._place is not None:
             (data / "myid").write_text(str(self._place.number), encoding="ascii")
         if self._secure is not None and self._secure.users:
-            login = self.write("jaas.conf", self._secure.login_configuration())
-            login.chmod(0o600)
+            login = self.write("jaas.conf", self._secure.login_configuration(), secret=True)
             options.append(f"-Djava.security.auth.login.config={login}")
         alone = "org.apache.zookeeper.server.ZooKeeperServerMain"
         member = "org.apache.zookeeper.server.quorum.QuorumPeerMain"

@@ -315,7 +315,40 @@ def test_files_of_spark_are_for_this_user_alone(spark: str) -> None:
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     sockets = Path(context._accumulatorServer.server_address).parent  # type: ignore[attr-defined]
     assert stat.S_IMODE(os.stat(sockets).st_mode) == 0o700
+    unpacked = context._jvm.java.lang.System.getProperty("java.io.tmpdir")  # native libraries, before they are loaded
+    assert stat.S_IMODE(os.stat(unpacked).st_mode) == 0o700
     kept.unpersist(blocking=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"spark.driver.defaultJavaOptions": "-Dx=y"},
+        {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"},
+        {"spark.master": "spark://127.0.0.1:1"},
+    ],
+)
+def test_the_jvm_unpacks_libraries_in_a_folder_of_this_user_alone(given: dict[str, str]) -> None:
+    conf = spark_context._conf("x", given)
+    options = shlex.split(conf.get("spark.driver.defaultJavaOptions") or "")
+    (folder,) = [each.partition("=")[2] for each in options if each.startswith("-Djava.io.tmpdir=")]
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert set(given.get("spark.driver.defaultJavaOptions", "").split()) <= set(options)
+
+
+def test_a_folder_for_temporary_files_that_the_user_gives_stays() -> None:
+    conf = spark_context._conf("x", {"spark.driver.extraJavaOptions": "-Djava.io.tmpdir=/mine"})
+    assert "tmpdir" not in (conf.get("spark.driver.defaultJavaOptions") or "")
+
+
+def test_workers_import_from_the_current_folder_only_if_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for path, expected in ((["/"], ["/"]), (["", "/"], [str(tmp_path), "/"]), ([str(tmp_path)], [str(tmp_path)])):
+        monkeypatch.setattr(sys, "path", path)
+        assert spark_context._import_path() == expected
 
 
 @pytest.mark.spark

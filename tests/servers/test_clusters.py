@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from confluent_kafka import Consumer
 from kazoo.client import KazooClient
@@ -112,6 +113,15 @@ def test_a_spark_master_that_loses_its_ports_starts_with_others(
             assert master.page() is not None
             assert port_taken(master.port)
             assert master.port != other.getsockname()[1]
+
+
+def test_a_spark_master_takes_no_programs_without_its_secret(tmp_path: Path) -> None:
+    """Its REST interface, on a port of its own, would ask for none."""
+    with SparkMaster(tmp_path, secret="s" * 32) as master:
+        listening = {
+            each.laddr.port for each in psutil.Process(master.pid).net_connections("inet") if each.status == "LISTEN"
+        }
+        assert listening == {master.port, master.page_port}
 
 
 def test_up_makes_clusters_and_down_ends_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -145,6 +146,16 @@ def test_a_port_that_was_lost_in_one_start_is_not_the_reason_of_the_next(tmp_pat
     with pytest.raises(ServerError, match="ended while starting: ERROR no licence"):
         unlucky.start()
     assert unlucky.starts == 2
+
+
+def test_who_could_open_a_file_before_cannot_read_the_secret_that_is_written(tmp_path: Path) -> None:
+    server = Crashing(tmp_path)
+    (tmp_path / "s.conf").touch(mode=0o644)
+    with open(tmp_path / "s.conf") as opened:
+        file = server.write("s.conf", "secret", secret=True)
+        assert opened.read() == ""
+    assert file.read_text() == "secret"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 class Member(Server):

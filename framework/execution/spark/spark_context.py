@@ -84,6 +84,8 @@ _FIXED = {
 _DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 
+#: Options of the driver's JVM, before those that users give in the usual setting.
+_JVM_OPTIONS = "spark.driver.defaultJavaOptions"
 #: The name prefix of folders that only this user may read.
 _PRIVATE = "ratchet-spark-"
 #: The length of a folder in which the path of a socket fits: Linux allows 107 bytes, and Spark
@@ -218,6 +220,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         chosen = {**_unix_sockets(), **chosen}
     else:
         chosen[f"spark.executorEnv.{KEY_VARIABLE}"] = shared_key()
+    chosen[_JVM_OPTIONS] = _with_private_temporary_folder(chosen)
     pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
     conf = SparkConf().setAppName(app_name)
@@ -407,6 +410,15 @@ def _private_folders(given: str | None) -> str:
     return ",".join(folders)
 
 
+def _with_private_temporary_folder(chosen: Mapping[str, str]) -> str:
+    """The value of ``_JVM_OPTIONS`` with which the JVM unpacks native libraries, such as that of
+    LZ4, where no other user can replace them before they are loaded."""
+    given = chosen.get(_JVM_OPTIONS, "")
+    if "-Djava.io.tmpdir=" in f"{given} {chosen.get('spark.driver.extraJavaOptions', '')}":
+        return given
+    return f'{given} "-Djava.io.tmpdir={_private_folder(tempfile.gettempdir())}"'.strip()
+
+
 def _unix_sockets() -> dict[str, str]:
     """Settings with which Spark and its Python processes talk over Unix sockets. Spark checks no
     secret there, and reads pickles from them, so they are in a folder of this user only. On the
@@ -451,8 +463,10 @@ def _with_key(context: SparkContext) -> SparkContext:
 
 def _import_path() -> list[str]:
     """The paths on which workers on this host must look for the user's modules: those of this
-    process, without installed packages."""
-    own = [entry for entry in (os.getcwd(), *sys.path) if entry and Path(entry).is_dir() and "-packages" not in entry]
+    process, without installed packages. The current folder is one of them only if this process
+    looks there too: another user may own it."""
+    paths = (entry or os.getcwd() for entry in sys.path)
+    own = [entry for entry in paths if Path(entry).is_dir() and "-packages" not in entry]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return list(
         dict.fromkeys([*filter(None, given), *(entry for entry in own if not entry.startswith(sys.base_prefix))])
