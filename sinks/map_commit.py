@@ -26,6 +26,8 @@ class MapCommit:
         self.stamp = Stamp(attempt.txid, header.epoch, attempt.attempt_id)
         self.found: dict[Key, Row | None] = {}
         self.written: dict[Key, Row] = {}
+        #: Whether the store has merged deltas. If the commit is one step of the store, this was it.
+        self.merged = False
 
 
 def row_after(row: Row | None, commit: MapCommit, value: Value | None) -> Row:

@@ -105,11 +105,10 @@ class WindowedCommitter(AggregatingCommitter):
             self._emit_late(self._sent(late), LATE_STREAM, pc.sum(late.column(RECORDS)).as_py())
         # What the state holds of these windows comes with the rows that are due.
         ending = _ending(came, watermarks.before, watermarks.after)
-        corrected = self._changed(_ending(came, over_before, watermarks.before))
-        opened = self._changed(_ending(came, watermarks.after, _FOREVER))
-        for each in (corrected, opened):
-            self._emit_changed(each)
-            self._put(_ending(each, over_after, _FOREVER))
+        self._keep_open(_ending(came, watermarks.after, _FOREVER))
+        corrected = self._corrected(_ending(came, over_before, watermarks.before))
+        self._emit_changed(corrected)
+        self._put(_ending(corrected, over_after, _FOREVER))
         gone = self._window_keys(_ending(corrected, NEVER, over_after))
         self.state.delete(gone)
         # Windows that an earlier transaction has sent, and that were kept for late records until
@@ -131,8 +130,17 @@ class WindowedCommitter(AggregatingCommitter):
             self.state.delete([key for key in held if key[-1] <= over_after])
             self.state.write()
 
-    def _changed(self, came: pa.Table) -> pa.Table:
-        """The windows with these records, including what the state holds of them."""
+    def _keep_open(self, came: pa.Table) -> None:
+        """Add records to windows that do not end yet."""
+        if not came.num_rows:
+            return
+        deltas = came.drop_columns([RECORDS]).rename_columns(dict(self._parts))
+        changed = self.state.merge(deltas, self.aggregates, want_values=self._is_subscribed(CHANGED_STREAM))
+        if changed is not None:
+            self._emit_changed(changed.rename_columns({name: part for part, name in self._parts.items()}))
+
+    def _corrected(self, came: pa.Table) -> pa.Table:
+        """Windows that an earlier transaction has sent, with these records."""
         keys = self._window_keys(came)
         held = zip(keys, self.state.multi_get(keys), strict=True)
         return self._joined(self._table([(key, _row(values)) for key, values in held if values is not None]), came)
