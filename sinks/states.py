@@ -165,7 +165,7 @@ class MapState(KeyedState, RebuildableState):
             for (key, row, size), own in zip(part, mine([key for key, *_ in part]), strict=True):
                 value = self._base(row, txid) if own else None
                 if value is not None and after < (at := held(key, value)) <= upto:
-                    refuse_newer(self.location, key, row, commit)
+                    refuse_newer(key, row, commit)
                     rows.add(Due(order(at, key), key, row, size))
         for page in rows.pages():
             commit.found.update((each.key, each.row) for each in page)
@@ -459,7 +459,7 @@ class MapState(KeyedState, RebuildableState):
         missing = list(dict.fromkeys(key for key in keys if key not in commit.found))
         for key, row in zip(missing, self.backend.multi_get(missing) if missing else [], strict=True):
             if row is not None:
-                refuse_newer(self.location, key, row, commit)
+                refuse_newer(key, row, commit)
             commit.found[key] = row
 
     def _visible(self, commit: MapCommit, key: Key) -> Value | None:

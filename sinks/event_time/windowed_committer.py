@@ -148,14 +148,15 @@ class WindowedCommitter(AggregatingCommitter):
     def _ended(self, own: pa.Table, watermarks: Watermarks) -> Iterator[tuple[pa.Table, list[Key]]]:
         """Pages of the windows that the transaction sends, in their order, and the keys of those
         that are due in the state. ``own``: those with records, and those that are sent again."""
-        own = self._ordered(own)
-        keys, first = self._window_keys(own), 0
-        for page in self.state.due(_END, watermarks.before, watermarks.after, self._mine):
-            end = bisect.bisect_right(keys, _place(page[-1][0]), first, key=_place)
+        own, first = self._ordered(own), 0
+        places = range(own.num_rows)
+        for page in self.state.due(_END, watermarks.before, watermarks.after, self._mine, _order):
+            last = _order(page[-1][0][-1], page[-1][0])
+            end = bisect.bisect_right(places, last, first, key=lambda place: self._orders(own.slice(place, 1))[0])
             yield self._joined(self._table(page), own.slice(first, end - first)), [key for key, _ in page]
             first = end
         rows = external_row_sorter.PAGE_ROWS
-        for start in range(first, own.num_rows, rows):
+        for start in places[first::rows]:
             yield own.slice(start, rows), []
 
     def _joined(self, held: pa.Table, came: pa.Table) -> pa.Table:
@@ -168,8 +169,11 @@ class WindowedCommitter(AggregatingCommitter):
         return self._ordered(pa.Table.from_batches([fold.finish()]))
 
     def _ordered(self, rows: pa.Table) -> pa.Table:
-        places = [_place(key) for key in self._window_keys(rows)]
-        return rows.take(pa.array(sorted(range(len(places)), key=places.__getitem__), pa.int64()))
+        orders = self._orders(rows)
+        return rows.take(pa.array(sorted(range(len(orders)), key=orders.__getitem__), pa.int64()))
+
+    def _orders(self, rows: pa.Table) -> list[tuple[Any, ...]]:
+        return [_order(key[-1], key) for key in self._window_keys(rows)]
 
     def _put(self, rows: pa.Table) -> None:
         windows = self._rows(rows)
@@ -198,7 +202,8 @@ class WindowedCommitter(AggregatingCommitter):
         schema = self._schema()
         if not windows:
             return schema.empty_table()
-        columns = zip(*((*key, 0, *values) for key, values in windows), strict=True)
+        keys, values = zip(*windows, strict=True)
+        columns = (*zip(*keys, strict=True), (0,) * len(keys), *zip(*values, strict=True))
         arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
         return pa.table(arrays, schema=schema)
 
@@ -236,9 +241,9 @@ def _ending(rows: pa.Table, after: int, upto: int) -> pa.Table:
     return rows.filter(pc.and_(pc.greater(ends, after), pc.less_equal(ends, upto)))
 
 
-def _place(key: Key) -> tuple[Any, ...]:
-    """The order of windows."""
-    return by_time(key[-1], key)
+def _order(end: int, key: Key) -> tuple[Any, ...]:
+    """The order of windows. Those with the same end have the same start."""
+    return by_time(end, key[:-2])
 
 
 def _row(held: Any) -> Value:
