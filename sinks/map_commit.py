@@ -26,25 +26,28 @@ class MapCommit:
         self.stamp = Stamp(attempt.txid, header.epoch, attempt.attempt_id)
         self.found: dict[Key, Row | None] = {}
         self.written: dict[Key, Row] = {}
+        #: Whether the store has merged deltas. If the commit is one step of the store, this was it.
+        self.merged = False
 
 
 def row_after(row: Row | None, commit: MapCommit, value: Value | None) -> Row:
     """The row with this value, and with the value before the commit's transaction as ``prev``."""
     if row is None:
         return Row(value, commit.stamp, None, commit.writer)
-    updated = OpaqueValue(row.stamp.txid, row.value, row.prev).update(commit.stamp.txid, value)
-    return Row(updated.value, commit.stamp, updated.prev, commit.writer)
+    before = OpaqueValue(row.stamp.txid, row.value, row.prev).get(commit.stamp.txid)
+    return Row(value, commit.stamp, before, commit.writer)
 
 
-def refuse_newer(location: str, key: Key, row: Row, commit: MapCommit) -> None:
+def refuse_newer(key: Key, row: Row, commit: MapCommit) -> None:
     """Raise ``StaleWriterError`` if a later attempt has written the row, and
     ``InvariantViolation`` if another writer of the same attempt has."""
     if row.stamp > commit.stamp:
         raise StaleWriterError(
-            f"{location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}", row.stamp.epoch
+            f"{commit.backend.location}, key {key!r}: stamp {row.stamp}, this writer has {commit.stamp}",
+            row.stamp.epoch,
         )
     if row.stamp == commit.stamp and row.writer not in (commit.writer, SWEPT):
         raise InvariantViolation(
-            f"{location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} (C12): one key "
-            "has one writer; group the input by the key"
+            f"{commit.backend.location}, key {key!r}: written in the same attempt by {row.writer} and by {commit.writer} "
+            "(C12): one key has one writer; group the input by the key"
         )

@@ -165,7 +165,7 @@ class MapState(KeyedState, RebuildableState):
             for (key, row, size), own in zip(part, mine([key for key, *_ in part]), strict=True):
                 value = self._base(row, txid) if own else None
                 if value is not None and after < (at := held(key, value)) <= upto:
-                    refuse_newer(self.location, key, row, commit)
+                    refuse_newer(key, row, commit)
                     rows.add(Due(order(at, key), key, row, size))
         for page in rows.pages():
             commit.found.update((each.key, each.row) for each in page)
@@ -193,7 +193,7 @@ class MapState(KeyedState, RebuildableState):
         if commit.attempt != attempt:
             raise InvariantViolation(f"{self.location}: commit of {attempt}, and {commit.attempt} was begun")
         self._commit = None
-        if commit.written or commit.backend is not self.backend:
+        if commit.written or (commit.backend is not self.backend and not commit.merged):
             self._put(commit)
         if commit.standalone:
             self._finish_standalone(commit)
@@ -219,17 +219,22 @@ class MapState(KeyedState, RebuildableState):
     def _apply_begun(
         self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
     ) -> pa.Table | None:
+        merged = self.merge(deltas, aggregates, want_values=want_values)
+        self.commit(attempt)
+        return merged
+
+    def merge(self, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool) -> pa.Table | None:
+        """Merge deltas, as ``apply`` does, within a commit that changes their keys in no other way.
+        A store that can merge does so immediately, by a step under the header."""
         commit = self._begun()
         try:
-            result = commit.backend.apply(
+            merged = commit.backend.apply(
                 commit.header, commit.writer, self.value_type, deltas, aggregates, want_values=want_values
             )
         except NotImplementedError:
-            return self._merge_here(attempt, deltas, aggregates)
-        self._commit = None
-        if commit.standalone:
-            self._finish_standalone(commit)
-        return result
+            return self._merge_here(deltas, aggregates)
+        commit.merged = True
+        return merged
 
     def commit_unchanged(self, attempt: TransactionAttempt) -> None:
         """Commit a transaction that changes nothing in this state. If the commit is one step of the
@@ -454,7 +459,7 @@ class MapState(KeyedState, RebuildableState):
         missing = list(dict.fromkeys(key for key in keys if key not in commit.found))
         for key, row in zip(missing, self.backend.multi_get(missing) if missing else [], strict=True):
             if row is not None:
-                refuse_newer(self.location, key, row, commit)
+                refuse_newer(key, row, commit)
             commit.found[key] = row
 
     def _visible(self, commit: MapCommit, key: Key) -> Value | None:
@@ -501,16 +506,14 @@ class MapState(KeyedState, RebuildableState):
             return None
         return value[0] if self.backend.value_columns == 1 else value
 
-    def _merge_here(
-        self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]
-    ) -> pa.Table:
+    def _merge_here(self, deltas: pa.Table, aggregates: Mapping[str, Aggregate]) -> pa.Table:
         """For backends without ``apply``: read, merge, put."""
         commit = self._begun()
         names = [name for name in deltas.schema.names if name not in aggregates]
         keys: list[Key] = list(zip(*(python_values(deltas.column(name), name) for name in names), strict=True))
         changes = list(zip(*(python_values(deltas.column(name), name) for name in aggregates), strict=True))
         self._load(commit, keys)
-        if len(commit.found) != len(keys):
+        if len(set(keys)) != len(keys):
             raise InvariantViolation(f"{self.location}: deltas must hold each key once")
         merged, nothing = row_merger(aggregates), (None,) * len(aggregates)
         ours = all(each.merge_rule or each.derived_from for each in aggregates.values())
@@ -536,7 +539,6 @@ class MapState(KeyedState, RebuildableState):
                 raise BadRecordError(
                     f"{self.location}: {name!r} does not fit into {deltas.schema.field(name).type}: {error}"
                 ) from error
-        self.commit(attempt)
         return pa.table(columns)
 
     def _open_standalone(self, attempt: TransactionAttempt) -> Header:

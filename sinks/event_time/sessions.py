@@ -13,6 +13,7 @@ from framework.operators.sessions import Pane, ends, pane_starts, runs, together
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
+from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
 from sinks.event_time.event_time_committer_base import Watermarks
@@ -108,6 +109,13 @@ class SessionCommitter(AggregatingCommitter):
                 self.state.delete(gone)
                 self.state.write()
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
+
+    def _folded(self) -> dict[Key, Folded]:
+        """The folded records of the transaction, by pane."""
+        table = self._folded_rows()
+        rows = zip(*(python_values(table.column(name), name) for name in table.column_names), strict=True)
+        width = len(self.key) + len(self._parts)
+        return {row[:width]: Folded(row[width], row[width + 1 :]) for row in rows}
 
     def _unchanged(self, watermarks: Watermarks, came: Set[Key]) -> Iterator[list[tuple[Key, Pane]]]:
         """Pages of the panes that are due, and that the transaction's records do not change."""

@@ -13,7 +13,6 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
-from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
@@ -23,7 +22,7 @@ from sinks.state_committer import Fold
 from sinks.states import MapState
 
 _MOMENT = pa.timestamp("us", "UTC")
-_RECORDS = "@records"
+RECORDS = "@records"
 
 
 class Closed(NamedTuple):
@@ -83,7 +82,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         source = one_stream(self._component_id, records, (*self.key, self.on, *input_fields(self.aggregates)))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         types = {name: source.fields.type_of(name) for name in self.key}
-        types |= dict.fromkeys((*self._parts, _RECORDS, *self._times), pa.int64())
+        types |= dict.fromkeys((*self._parts, RECORDS, *self._times), pa.int64())
         self._partial = Fields.of({**types, **output_types(self.aggregates, source.fields)})
         self._bind_state(self._partial)
 
@@ -115,7 +114,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         """Adds the columns of time to records, and passes them to ``fold``."""
 
     def _new_fold(self, *, partial_input: bool) -> Fold:
-        aggregates = {_RECORDS: Count(), **self._times, **self.aggregates}
+        aggregates = {RECORDS: Count(), **self._times, **self.aggregates}
         return Fold(
             self._component_id, (*self.key, *self._parts), aggregates, self._schema(), partial_input=partial_input
         )
@@ -138,15 +137,11 @@ class AggregatingCommitter(WatermarkedCommitter):
             self._fold = self._new_fold(partial_input=True)
         self._fold.add(batch)
 
-    def _folded(self) -> dict[Key, Folded]:
-        """The folded records of the transaction, by key and time range."""
+    def _folded_rows(self) -> pa.Table:
+        """The folded records of the transaction: key, time range, their number, the times and the
+        aggregates."""
         folded, self._fold = self._fold.finish() if self._fold is not None else None, None
-        if folded is None:
-            return {}
-        table = pa.Table.from_batches([folded])
-        rows = zip(*(python_values(table.column(name), name) for name in table.column_names), strict=True)
-        width = len(self.key) + len(self._parts)
-        return {row[:width]: Folded(row[width], row[width + 1 :]) for row in rows}
+        return pa.Table.from_batches([folded] if folded is not None else [], self._schema())
 
     def _batch(self, closed: Iterable[Closed]) -> pa.RecordBatch | None:
         """The rows of a stream, ordered by their ends; None if there are none."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,27 +15,20 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
-from sinks.aggregates import Aggregate, row_merger
+from framework.topology.canonical_form import python_values
+from sinks import external_row_sorter
+from sinks.aggregates import Aggregate
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import Watermarks
-from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed
-from sinks.external_row_sorter import by_time, merged
+from sinks.event_time.windowed_aggregation_base import RECORDS, AggregatingCommitter
+from sinks.external_row_sorter import by_time
 from sinks.state_committer import Fold
 from sinks.states import MapState
 
 _START, _END = "window_start", "window_end"
 _AT_START, _AT_END = "@start", "@end"
 _CORRECTION = "correction"
-
-
-class _Ended(NamedTuple):
-    """A window that ends in the transaction. ``held``: the state may have a row of it. ``came``:
-    the transaction has records for it."""
-
-    key: Key
-    values: Value
-    held: bool
-    came: bool
+_FOREVER = (1 << 63) - 1
 
 
 class WindowedCommitter(AggregatingCommitter):
@@ -103,87 +97,124 @@ class WindowedCommitter(AggregatingCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
-        came = self._folded()
+        came = self._folded_rows()
         over_before = watermarks.before - self.allowed_lateness
         over_after = watermarks.after - self.allowed_lateness  # windows that end later are kept
-        late = {key: each for key, each in came.items() if key[-1] <= over_before}
-        self._emit_folded(
-            self._windows((key, each.values) for key, each in late.items()), sum(each.records for each in late.values())
-        )
+        late = self._ordered(_ending(came, NEVER, over_before))
+        if late.num_rows:
+            self._emit_late(self._sent(late), LATE_STREAM, pc.sum(late.column(RECORDS)).as_py())
         # What the state holds of these windows comes with the rows that are due.
-        ending = {key: each.values for key, each in came.items() if watermarks.before < key[-1] <= watermarks.after}
-        changed = self._changed({key: came[key].values for key in came if key not in late and key not in ending})
-        self._emit_changed(changed.items())
-        self._put((key, values) for key, values in changed.items() if key[-1] > over_after)
-        self.state.delete([key for key in changed if key[-1] <= over_after])
+        ending = _ending(came, watermarks.before, watermarks.after)
+        self._keep_open(_ending(came, watermarks.after, _FOREVER))
+        corrected = self._corrected(_ending(came, over_before, watermarks.before))
+        self._emit_changed(corrected)
+        self._put(_ending(corrected, over_after, _FOREVER))
+        gone = self._window_keys(_ending(corrected, NEVER, over_after))
+        self.state.delete(gone)
         # Windows that an earlier transaction has sent, and that were kept for late records until
         # now.
+        deleted = frozenset(gone)
         for page in self.state.due(_END, NEVER, min(watermarks.before, over_after), self._mine):
-            self.state.delete([key for key, _ in page if key not in changed])
+            self.state.delete([key for key, _ in page if key not in deleted])
             self.state.write()
-        corrected = [(key, values) for key, values in changed.items() if key[-1] <= watermarks.before]
-        for ended in self._ended(ending, corrected, watermarks):
-            yield from self._closed([(each.key, each.values) for each in ended], watermarks.before)
-            came_now = [(each.key, each.values) for each in ended if each.came]
+        # Rows without records of the transaction: it has written their windows already.
+        own = pa.concat_tables([ending, self._table(self._rows(corrected))])
+        for ended, held in self._ended(own, watermarks):
+            yield self._closed(ended, watermarks.before)
+            came_now = ended.filter(pc.greater(ended.column(RECORDS), 0))
             self._emit_changed(came_now)
-            self._put((key, values) for key, values in came_now if key[-1] > over_after)
-            gone = [each.key for each in ended if each.held and each.key[-1] <= over_after and each.key not in changed]
-            self.state.delete(gone)
+            self._put(_ending(came_now, over_after, _FOREVER))
+            if self._attempt is None or self._attempt.attempt_id != 1:
+                # An earlier attempt may have written a row of any window with records.
+                held = list(dict.fromkeys([*held, *self._window_keys(came_now)]))
+            self.state.delete([key for key in held if key[-1] <= over_after])
             self.state.write()
 
-    def _changed(self, came: Mapping[Key, Value]) -> dict[Key, Value]:
-        """The windows with these records, and their values."""
-        merge, held = self._merger(), self.state.multi_get(list(came))
-        return {
-            key: merge(None if before is None else _row(before), values)
-            for (key, values), before in zip(came.items(), held, strict=True)
-        }
+    def _keep_open(self, came: pa.Table) -> None:
+        """Add records to windows that do not end yet."""
+        if not came.num_rows:
+            return
+        deltas = came.drop_columns([RECORDS]).rename_columns(dict(self._parts))
+        changed = self.state.merge(deltas, self.aggregates, want_values=self._is_subscribed(CHANGED_STREAM))
+        if changed is not None:
+            self._emit_changed(changed.rename_columns({name: part for part, name in self._parts.items()}))
 
-    def _merger(self) -> Callable[[Value | None, Value], Value]:
-        """Adds the values of a transaction to those of a window; None: it is new."""
-        merge, nothing = row_merger(self.aggregates), (None,) * len(self.aggregates)
-        return lambda before, values: merge(nothing if before is None else before, values)
+    def _corrected(self, came: pa.Table) -> pa.Table:
+        """Windows that an earlier transaction has sent, with these records."""
+        keys = self._window_keys(came)
+        held = zip(keys, self.state.multi_get(keys), strict=True)
+        return self._joined(self._table([(key, _row(values)) for key, values in held if values is not None]), came)
 
-    def _ended(
-        self, ending: Mapping[Key, Value], corrected: Iterable[tuple[Key, Value]], watermarks: Watermarks
-    ) -> Iterator[list[_Ended]]:
-        """Pages of the windows that the transaction sends, in their order."""
-        merge = self._merger()
-        # On a first attempt, nothing else has written in its transaction.
-        held = self._attempt is None or self._attempt.attempt_id != 1
-        own = [
-            *(_Ended(key, values, held=True, came=False) for key, values in corrected),
-            *(_Ended(key, merge(None, values), held, came=True) for key, values in ending.items()),
-        ]
-        due = (
-            [_Ended(key, values, held=True, came=False) for key, values in page]
-            for page in self.state.due(_END, watermarks.before, watermarks.after, self._mine)
-        )
+    def _ended(self, own: pa.Table, watermarks: Watermarks) -> Iterator[tuple[pa.Table, list[Key]]]:
+        """Pages of the windows that the transaction sends, in their order, and the keys of those
+        that are due in the state. ``own``: those with records, and those that are sent again."""
+        own, first = self._ordered(own), 0
+        places = range(own.num_rows)
+        for page in self.state.due(_END, watermarks.before, watermarks.after, self._mine, _order):
+            last = _order(page[-1][0][-1], page[-1][0])
+            end = bisect.bisect_right(places, last, first, key=lambda place: self._orders(own.slice(place, 1))[0])
+            yield self._joined(self._table(page), own.slice(first, end - first)), [key for key, _ in page]
+            first = end
+        rows = external_row_sorter.PAGE_ROWS
+        for start in places[first::rows]:
+            yield own.slice(start, rows), []
 
-        def join(before: _Ended, now: _Ended) -> _Ended:
-            return _Ended(now.key, merge(before.values, ending[now.key]), held=True, came=True)
+    def _joined(self, held: pa.Table, came: pa.Table) -> pa.Table:
+        """The windows of the state and of the transaction, one row each. Pages stay in order."""
+        if not held.num_rows or not came.num_rows:
+            return pa.concat_tables([held, came])
+        fold = self._new_fold(partial_input=True)
+        for batch in (*held.to_batches(), *came.to_batches()):
+            fold.add(batch)
+        return self._ordered(pa.Table.from_batches([fold.finish()]))
 
-        return merged(due, own, lambda each: by_time(each.key[-1], each.key), join)
+    def _ordered(self, rows: pa.Table) -> pa.Table:
+        orders = self._orders(rows)
+        return rows.take(pa.array(sorted(range(len(orders)), key=orders.__getitem__), pa.int64()))
 
-    def _put(self, windows: Iterable[tuple[Key, Value]]) -> None:
-        rows = dict(windows)
-        self.state.multi_put(list(rows), [_bare(values) for values in rows.values()])
+    def _orders(self, rows: pa.Table) -> list[tuple[Any, ...]]:
+        return [_order(key[-1], key) for key in self._window_keys(rows)]
 
-    def _emit_changed(self, windows: Iterable[tuple[Key, Value]]) -> None:
-        if self._is_subscribed(CHANGED_STREAM) and (batch := self._batch(self._windows(windows))) is not None:
-            self._collector.emit_arrow(batch, CHANGED_STREAM)
+    def _put(self, rows: pa.Table) -> None:
+        windows = self._rows(rows)
+        self.state.multi_put([key for key, _ in windows], [_bare(values) for _, values in windows])
 
-    def _closed(self, windows: Sequence[tuple[Key, Value]], before: int) -> Iterator[pa.RecordBatch]:
-        batch = self._batch(self._windows(windows))
-        if batch is not None and self.allowed_lateness:
-            sent_before = pc.less_equal(batch.column(_END).cast(pa.int64()), before)
-            batch = batch.append_column(_CORRECTION, sent_before)
-        if batch is not None:
-            yield batch
+    def _emit_changed(self, rows: pa.Table) -> None:
+        if rows.num_rows and self._is_subscribed(CHANGED_STREAM):
+            self._collector.emit_arrow(self._sent(self._ordered(rows)), CHANGED_STREAM)
 
-    def _windows(self, windows: Iterable[tuple[Key, Value]]) -> Iterable[Closed]:
-        for (*key, start, end), values in windows:
-            yield Closed(tuple(key), start, end, values)
+    def _closed(self, rows: pa.Table, before: int) -> pa.RecordBatch:
+        batch = self._sent(rows)
+        if not self.allowed_lateness:
+            return batch
+        sent_before = pc.less_equal(batch.column(_END).cast(pa.int64()), before)
+        return batch.append_column(_CORRECTION, sent_before)
+
+    def _sent(self, rows: pa.Table) -> pa.RecordBatch:
+        """Folded rows as those of a stream."""
+        columns = [rows.column(name).combine_chunks() for name in (*self.key, _AT_START, _AT_END, *self.aggregates)]
+        types = self._output_types()
+        arrays = [column.cast(kind) for column, kind in zip(columns, types.values(), strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=list(types))
+
+    def _table(self, windows: Sequence[tuple[Key, Value]]) -> pa.Table:
+        """Windows as folded rows, without records of the transaction."""
+        schema = self._schema()
+        if not windows:
+            return schema.empty_table()
+        keys, values = zip(*windows, strict=True)
+        columns = (*zip(*keys, strict=True), (0,) * len(keys), *zip(*values, strict=True))
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+        return pa.table(arrays, schema=schema)
+
+    def _rows(self, rows: pa.Table) -> list[tuple[Key, Value]]:
+        """Folded rows as those of the state."""
+        values = zip(*(python_values(rows.column(name), name) for name in self.aggregates), strict=True)
+        return list(zip(self._window_keys(rows), values, strict=True))
+
+    def _window_keys(self, rows: pa.Table) -> list[Key]:
+        columns = (python_values(rows.column(name), name) for name in (*self.key, *self._parts))
+        return list(zip(*columns, strict=True))
 
 
 class _WindowFold(Combiner):
@@ -202,6 +233,17 @@ class _WindowFold(Combiner):
 
     def finish(self) -> pa.RecordBatch | None:
         return self._fold.finish()
+
+
+def _ending(rows: pa.Table, after: int, upto: int) -> pa.Table:
+    """The windows that end after ``after``, and not after ``upto``."""
+    ends = rows.column(_AT_END)
+    return rows.filter(pc.and_(pc.greater(ends, after), pc.less_equal(ends, upto)))
+
+
+def _order(end: int, key: Key) -> tuple[Any, ...]:
+    """The order of windows. Those with the same end have the same start."""
+    return by_time(end, key[:-2])
 
 
 def _row(held: Any) -> Value:

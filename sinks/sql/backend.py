@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -225,7 +225,7 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
         if not keys:
             return {}
         stored = [self._stored_key(key) for key in keys]
-        return dict(self._row(row) for row in self._select_keys(connection, stored))
+        return dict(self._rows(self._select_keys(connection, stored)))
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
         width = len(self.shape.key)
@@ -237,8 +237,7 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
             with self._reading() as connection:
                 query = f"{self.shape.select()}{where} ORDER BY {names} LIMIT {SCAN_ROWS}"
                 page = self._fetched(connection, query, after or ())
-            for row in page:
-                yield self._row(row)
+            yield from self._rows(page)
             if len(page) < SCAN_ROWS:
                 return
             after = page[-1][:width]
@@ -254,8 +253,7 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
             queries.append((f"{self.shape.select()} WHERE _txid = {mark}", (txid,)))
         with self._reading() as connection:
             for query, parameters in queries:
-                for row in self._streamed(connection, query, parameters):
-                    yield self._row(row)
+                yield from self._rows(self._streamed(connection, query, parameters))
 
     def _streamed(self, connection: Any, query: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         """As ``_fetched``, but few rows are in memory at a time."""
@@ -545,47 +543,50 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
         if not skips:
             raise InvariantViolation(f"{self.location}: rows were not written, and none says why")
 
-    def _row(self, row: tuple[Any, ...]) -> tuple[Key, Row]:
+    def _rows(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Key, Row]]:
+        """Selected rows, by their keys."""
         key_fields, value_fields = self.fields
-        keys, values = len(key_fields), len(value_fields)
-        txid, epoch, attempt, writer, deleted, prev_exists = row[-len(STAMP_COLUMNS) :]
-        key = self._typed(row[:keys], key_fields)
-        if None in (txid, epoch, attempt):
-            raise CorruptStateError(
-                f"{self.location}, key {key!r}: the row has no stamp ({', '.join(STAMP_COLUMNS[:3])} must not be null): somebody "
-                "else wrote it; put it right, or remove it, and run the topology again"
-            )
-        return key, Row(
-            None if deleted else self._typed(row[keys : keys + values], value_fields),
-            Stamp(txid, epoch, attempt),
-            self._typed(row[keys + values : keys + 2 * values], value_fields) if prev_exists else None,
-            writer,
-        )
-
-    def _typed(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:
-        return self._converted(self._loaded, values, fields)
+        typed_key, typed_value = (self._converter(self._loaded, each) for each in self.fields)
+        value_at, prev_at = len(key_fields), len(key_fields) + len(value_fields)
+        stamp_at = prev_at + len(value_fields)
+        for row in rows:
+            txid, epoch, attempt, writer, deleted, prev_exists = row[stamp_at:]
+            key = typed_key(row[:value_at])
+            if txid is None or epoch is None or attempt is None:
+                raise CorruptStateError(
+                    f"{self.location}, key {key!r}: the row has no stamp ({', '.join(STAMP_COLUMNS[:3])} must not be null): "
+                    "somebody else wrote it; put it right, or remove it, and run the topology again"
+                )
+            value = None if deleted else typed_value(row[value_at:prev_at])
+            prev = typed_value(row[prev_at:stamp_at]) if prev_exists else None
+            yield key, Row(value, Stamp(txid, epoch, attempt), prev, writer)
 
     def _bound(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:
-        return self._converted(self._stored, values, fields)
+        return self._converter(self._stored, fields)(values)
 
-    def _converted(
-        self, convert: Callable[[Any, pa.DataType], Any], values: Sequence[Any], fields: Fields
-    ) -> tuple[Any, ...]:
+    def _converter(
+        self, convert: Callable[[Any, pa.DataType], Any], fields: Fields
+    ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """A function that converts the values of these fields, where the database needs it."""
         changing = self._changing.get(fields.names)
         if changing is None:
             kinds = map(fields.type_of, fields)
             changing = [(place, kind) for place, kind in enumerate(kinds) if not self._keeps(kind)]
             self._changing[fields.names] = changing
         if not changing:
-            return tuple(values)
-        made = list(values)
-        for place, kind in changing:
-            if made[place] is not None:
-                made[place] = convert(made[place], kind)
-        return tuple(made)
+            return tuple
+
+        def converted(values: Sequence[Any]) -> tuple[Any, ...]:
+            made = list(values)
+            for place, kind in changing:
+                if made[place] is not None:
+                    made[place] = convert(made[place], kind)
+            return tuple(made)
+
+        return converted
 
     def _stored_key(self, key: Key) -> tuple[Any, ...]:
-        if any(part is None for part in key):
+        if None in key:
             raise BadRecordError(f"{self.location}, key {key!r}: a null key cannot be stored; filter it out upstream")
         return self._bound(key, self.shape.key)
 
@@ -593,9 +594,10 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
         """The row as the values of the columns after the key."""
         fields = self.shape.value
         nothing = (None,) * len(fields)
-        for name, item in zip(fields, row.value or (), strict=row.value is not None):
-            if isinstance(item, float) and item != item and not self._holds_nan:
-                raise self._nan(name)
+        if not self._holds_nan and row.value is not None:
+            for name, item in zip(fields, row.value, strict=True):
+                if isinstance(item, float) and item != item:
+                    raise self._nan(name)
         stamp = row.stamp
         return (
             *(self._bound(row.value, fields) if row.value is not None else nothing),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,12 +11,17 @@ import pyarrow.compute as pc
 
 #: Types whose texts need no quotes in an array.
 _BARE = frozenset({int, bool, float, type(None)})
+#: The characters that are escaped in an array.
+_SPECIAL = re.compile(r'["\\]')
 
 
 def array_of(values: Iterable[Any]) -> str:
     """The text of an array."""
     values = list(values)
-    text = str if _BARE.issuperset(map(type, values)) else _element
+    kinds = set(map(type, values))
+    if kinds == {str} and not _SPECIAL.search("".join(values)):
+        return '{"' + '","'.join(values) + '"}'
+    text = str if _BARE.issuperset(kinds) else _element
     return f"{{{','.join(['NULL' if value is None else text(value) for value in values])}}}"
 
 

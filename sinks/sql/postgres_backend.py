@@ -391,4 +391,4 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
 
 def _length(row: tuple[Any, ...]) -> int:
     """The bytes of a row's texts, approximately."""
-    return sum(len(each) for each in row if isinstance(each, (str, bytes)))
+    return sum([len(each) for each in row if isinstance(each, (str, bytes))])
