@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from framework.errors import ConfigError, TopologyError
+from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology.fields import Fields, FieldType
 
 #: Log2 of the number of registers. 4096 registers give a relative standard error of
@@ -285,6 +285,15 @@ class Mean(Sum):
     def expanded(self, name: str) -> Mapping[str, Aggregate]:
         total, count = f"{name}_sum", f"{name}_count"
         return {name: Ratio(None, (total, count)), total: Sum(self.field), count: Count(self.field)}
+
+
+def results_column(where: str, name: str, values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
+    """Merged partial results as a column. ``where``: what the message begins with. Raises
+    ``BadRecordError`` for one that its type does not hold, such as a sum beyond 64 bits."""
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise BadRecordError(f"{where}: {name!r} does not fit into {kind}: {error}") from error
 
 
 @dataclass(frozen=True)

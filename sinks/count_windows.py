@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +17,17 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.canonical_form import python_values
-from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_folder
+from sinks.aggregates import (
+    Aggregate,
+    expanded_aggregates,
+    input_fields,
+    output_types,
+    results_column,
+    row_folder,
+)
 from sinks.backend import Key, Value
+from sinks.bounded_pages import pages_within
+from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS, size_of
 from sinks.keyed_committer import KeyedCommitter, one_stream
 from sinks.state_committer import Fold
 from sinks.states import MapState
@@ -106,15 +115,23 @@ class CountWindowCommitter(KeyedCommitter):
             return []
         batches, self._batches = self._batches, []
         self.state.begin_commit(self._attempt)
-        out = self._commit(batches, self._partial) if batches else []
+        out = self._commit(batches, self._partial) if batches else ()
         self.state.commit(self._attempt)
-        schema = self._output(self._partial).schema()
-        if not out or schema is None:
-            return []
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*out, strict=True), schema.types, strict=True)]
-        return [pa.RecordBatch.from_arrays(columns, schema=schema)]
+        return self._sent(out, self._output(self._partial))
 
-    def _commit(self, batches: Sequence[pa.RecordBatch], partial: Fields) -> list[Value]:
+    def _sent(self, windows: Iterable[Value], fields: Fields) -> Iterator[pa.RecordBatch]:
+        schema = fields.schema()
+        for page, _ in pages_within(windows, PAGE_ROWS, PAGE_BYTES, size_of):
+            yield pa.RecordBatch.from_arrays(self._columns(page, fields), schema=schema)
+
+    def _columns(self, rows: Sequence[Value], fields: Fields) -> list[pa.Array]:
+        """Raises ``BadRecordError`` for a value that its type does not hold."""
+        columns = zip(fields.names, zip(*rows, strict=True), strict=True) if rows else ()
+        where = f"component {self._component_id!r}"
+        return [results_column(where, name, values, fields.type_of(name)) for name, values in columns]
+
+    def _commit(self, batches: Sequence[pa.RecordBatch], partial: Fields) -> Iterator[Value]:
+        """Returns the windows that close, one by one: each may have large values."""
         rows = pa.concat_tables(pa.Table.from_batches([each]).select(self._needed()) for each in batches)
         keys = self._keys(rows)
         distinct = list(dict.fromkeys(keys))
@@ -129,6 +146,7 @@ class CountWindowCommitter(KeyedCommitter):
         for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True):
             if value is not None:
                 folded[place] = together((value[1:], folded[place]))
+        self._columns(list(folded.values()), partial.select(list(self.aggregates)))
         closed = [
             (key, end) for key in distinct for end in range(before[key] + 1, counts[key] + 1) if self.window.due(end)
         ]
@@ -137,10 +155,6 @@ class CountWindowCommitter(KeyedCommitter):
         known = {
             place: value[1:] for place, value in zip(read, self.state.multi_get(read), strict=True) if value
         } | folded
-        out: list[Value] = []
-        for key, end in closed:
-            values = together([known[(*key, part)] for part in self._parts(end)])
-            out.append((*key, self.window.start(end), end, *values))
         gone = [(*key, number // self.part) for key, end in closed for number in self.window.gone(end)[:: self.part]]
         left = {place: values for place, values in folded.items() if place not in set(gone)}
         nothing = (None,) * len(self.aggregates)
@@ -148,7 +162,10 @@ class CountWindowCommitter(KeyedCommitter):
         puts |= {place: (0, *values) for place, values in left.items()}
         self.state.multi_put(list(puts), list(puts.values()))
         self.state.delete(gone)
-        return out
+        return (
+            (*key, self.window.start(end), end, *together([known[(*key, part)] for part in self._parts(end)]))
+            for key, end in closed
+        )
 
     def _parts(self, end: int) -> range:
         """The parts of the window that ends before record ``end``."""

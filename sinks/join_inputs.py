@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Input
 from sinks.backend import Key, Value
+from sinks.bounded_pages import pages_within
+from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS, size_of
 from sinks.value_encoding import JsonColumns
 
 #: The sides.
@@ -66,10 +68,9 @@ class JoinInputs:
         nulls = [None] * len(self._sides[1 - side].own)
         return (*key, *values, *nulls) if side == LEFT else (*key, *nulls, *values)
 
-    def batches(self, rows: Sequence[Value]) -> list[pa.RecordBatch]:
-        """The joined rows."""
-        if not rows:
-            return []
+    def batches(self, rows: Iterable[Value]) -> Iterator[pa.RecordBatch]:
+        """The joined rows, in batches of few bytes: many of them may share a large value."""
         schema = self.schema()
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), schema.types, strict=True)]
-        return [pa.RecordBatch.from_arrays(columns, schema=schema)]
+        for page, _ in pages_within(rows, PAGE_ROWS, PAGE_BYTES, size_of):
+            columns = [pa.array(each, kind) for each, kind in zip(zip(*page, strict=True), schema.types, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -39,7 +39,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical_form import RowForm, python_values
-from sinks.aggregates import Aggregate, row_merger
+from sinks.aggregates import Aggregate, results_column, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.bounded_pages import PAGE_KEYS, pages_of, pages_within
 from sinks.expected_values import Expected, Recomputed
@@ -533,12 +533,8 @@ class MapState(KeyedState, RebuildableState):
                 values.append(value)
         columns = {name: deltas.column(name) for name in names}
         for name, column in zip(aggregates, zip(*values, strict=True) if values else ((),) * len(nothing), strict=True):
-            try:
-                columns[name] = pa.chunked_array([pa.array(column, deltas.schema.field(name).type)])
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise BadRecordError(
-                    f"{self.location}: {name!r} does not fit into {deltas.schema.field(name).type}: {error}"
-                ) from error
+            kind = deltas.schema.field(name).type
+            columns[name] = pa.chunked_array([results_column(self.location, name, column, kind)])
         return pa.table(columns)
 
     def _open_standalone(self, attempt: TransactionAttempt) -> Header:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from framework import BaseBasicBolt, Fields, OutputFieldsDeclarer, Topology, TransactionalTopologyBuilder
 from framework.errors import ConfigError, TopologyError
 from framework.testing import run_on
-from sinks import Count, CountWindowCommitter, First, MemoryBackend, OpaqueMapState, Sum, TransactionalMapState
+from framework.topology import TopologyContext, TransactionAttempt
+from ratchet import Pipeline
+from sinks import Collect, Count, CountWindowCommitter, First, MemoryBackend, OpaqueMapState, Sum, TransactionalMapState
+from sinks.external_row_sorter import PAGE_BYTES
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
 from tests.sinks.event_time.test_windows import FAULTS
@@ -118,3 +122,33 @@ def test_batches_tasks_and_failures_change_no_window(
         for end in range(count, len(its) + 1, step)
     )
     assert len(done.table("windows")) <= 2 * (1 + count + step)
+
+
+@pytest.mark.rule("C51")
+@pytest.mark.parametrize("take", [1, 3, 1000])
+def test_a_sum_beyond_its_type_leaves_out_its_records_and_no_others(take: int) -> None:
+    pipeline = Pipeline("counted", state=lambda name: OpaqueMapState(MemoryBackend()))
+    spout = OpaqueMemoryTransactionalSpout({0: []}, ROW, 10, on_bad_record="skip")
+    windows = CountWindowCommitter(OpaqueMapState(MemoryBackend()), 2, key=["shop"], aggregates={"cents": Sum("cents")})
+    pipeline.spout(spout).into(windows, name="windows")
+    good = [["a", cents] for cents in range(4)]
+    done = run_on(pipeline.build(), [*good, *[["b", 2**63 - 1]] * 3, *good], take=take)
+    found = [(row["shop"], row["cents"]) for row in done.rows("windows")]
+    assert [each for each in found if each[0] == "a"] == [("a", 1), ("a", 5)] * 2
+
+
+def test_large_windows_are_sent_in_parts() -> None:
+    windows = CountWindowCommitter(
+        OpaqueMapState(MemoryBackend()), 100, step=1, key=["shop"], aggregates={"texts": Collect("text")}
+    )
+    spout = MemoryTransactionalSpout({0: []}, Fields(shop=str, text=str), 10)
+    builder = TransactionalTopologyBuilder("counted", "orders", spout)
+    builder.set_bolt("windows", windows).fields_grouping("orders", Fields("shop"))
+    builder.build()
+    context = TopologyContext("counted", "windows", 0, 1, {})
+    windows.prepare({}, context, None, TransactionAttempt(1, 1))  # type: ignore[arg-type]
+    windows.execute_arrow(pa.RecordBatch.from_pydict({"shop": ["a"] * 200, "text": ["x" * 5_000] * 200}))
+    sent = list(windows.finish_batch())
+    assert sum(each.num_rows for each in sent) == 101
+    assert len(sent) > 3
+    assert max(each.nbytes for each in sent) < 1.5 * PAGE_BYTES

@@ -10,12 +10,16 @@ import pytest
 from framework import ArrowBolt, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError, TopologyError
 from framework.testing import crash, fail_attempt, replay, run_on
+from framework.topology import FieldsGrouping, Input
 from framework.transactions.run import TopologyFailed
 from sinks import MemoryBackend, OpaqueMapState, TableJoiningCommitter, TransactionalMapState
+from sinks.external_row_sorter import PAGE_BYTES
+from sinks.join_inputs import JoinInputs
 from spouts import OpaqueMemoryTransactionalSpout
 
 ROW = Fields(kind=str, id=str, n=int, version=int)
 ORDERS = Fields(id=str, number=int)
+SIDES = {"left": Fields(k=str, n=int), "right": Fields(k=str, text=str)}
 CUSTOMERS = Fields(id=str, name=int, version=int, gone=bool)
 
 
@@ -120,3 +124,13 @@ def test_a_null_in_the_key_or_the_sequence_is_a_bad_record(row: list[Any]) -> No
 def test_what_cannot_be_joined_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(TopologyError, match=said):
         topology(**options)
+
+
+def test_rows_that_share_a_large_value_are_sent_in_parts() -> None:
+    grouping = FieldsGrouping(Fields(k=str))
+    sides = [Input(name, "default", fields, grouping) for name, fields in SIDES.items()]
+    inputs = JoinInputs("join", ("k",), *sides)
+    large = "x" * 900_000
+    sent = list(inputs.batches(("a", n, large) for n in range(100)))
+    assert [n for each in sent for n in each["n"].to_pylist()] == list(range(100))
+    assert max(each.nbytes for each in sent) < 1.5 * PAGE_BYTES

@@ -3,6 +3,7 @@ their types."""
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,9 +25,11 @@ from ratchet import (
     mean,
     min_,
     parquet,
+    sliding,
     sqlite,
     sum_,
     top,
+    tumbling,
 )
 
 BROKER = "127.0.0.1:1"
@@ -159,3 +162,24 @@ def test_values_of_pandas_that_arrow_refuses_are_bad_records(take: int, tmp_path
     texts = ["1", f"{2**70}", '"x"', "[1]", '{"a": 1}', '"\\ud800"', "2"]
     found = shop.test({"texts": [{"k": "x", "v": each} for each in texts]}, take=take)["out"]
     assert [row["v"] for row in found] == [1, 2]
+
+
+@pytest.mark.parametrize("take", [1, 5, 1000])
+@pytest.mark.parametrize("windows", [tumbling("3 min"), sliding("4 min", "1 min")], ids=["tumbling", "sliding"])
+def test_a_sum_of_a_window_beyond_its_type_leaves_others_as_they_are(take: int, windows: Any, tmp_path: Path) -> None:
+    """The records of the window come in one transaction, or in several."""
+
+    def closed(rows: Sequence[tuple[str, int, float]]) -> list[dict[str, Any]]:
+        shop = Pipeline("shop", state=lambda name: sqlite(tmp_path / f"{len(rows)}.db", name))
+        stream = shop.read_kafka(
+            "numbers", value=Json(k=str, v=int, at=datetime.datetime), bootstrap_servers=BROKER, on_bad_record="skip"
+        )
+        sums = stream.window(windows, on="at", late="1 min").group_by("k").agg(s=sum_("v")).when_closed(name="sums")
+        sums.append_into(sqlite(tmp_path / "out.db", "out"), name="out")
+        start = datetime.datetime(2026, 1, 1, 10, tzinfo=datetime.UTC)
+        records = [{"k": k, "v": v, "at": start + datetime.timedelta(minutes=after)} for k, v, after in rows]
+        return [row for row in shop.test({"numbers": records}, take=take)["out"] if row["k"] == "x"]
+
+    good = [("x", 1, float(minute)) for minute in range(20)]
+    hostile = [*good[:10], *[("b", 2**63 - 1, 10 + part / 10) for part in range(3)], *good[10:]]
+    assert closed(hostile) == closed(good) != []
