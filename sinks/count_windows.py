@@ -143,10 +143,13 @@ class CountWindowCommitter(KeyedCommitter):
             counts[key] += 1
         folded = self._folded(rows, parts, partial)
         together = row_folder(self.aggregates)
-        for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True):
-            if value is not None:
-                folded[place] = together((value[1:], folded[place]))
-        self._columns(list(folded.values()), partial.select(list(self.aggregates)))
+        merged = {
+            place: together((value[1:], folded[place]))
+            for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True)
+            if value is not None
+        }
+        self._columns(list(merged.values()), partial.select(list(self.aggregates)))  # refuses a sum beyond its type
+        folded |= merged
         closed = [
             (key, end) for key in distinct for end in range(before[key] + 1, counts[key] + 1) if self.window.due(end)
         ]

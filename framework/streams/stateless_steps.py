@@ -240,15 +240,11 @@ class Windows(Step):
             return parts_of(self.call, frame, frame, windows, "window")
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
-        if isinstance(self.windows, Sessions):
-            raise InvariantViolation("a session is known when it closes")
-        with refusing(self.call):
-            return pl.concat(self._assigned(frame, self.windows))
+        return pl.concat(self.applied(frame))
 
     def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
         if isinstance(self.windows, Sessions):
-            yield self.apply(frame)
-            return
+            raise InvariantViolation("a session is known when it closes")
         for part in self.parts(frame):
             with refusing(self.call):
                 yield from self._assigned(part, self.windows)
