@@ -9,8 +9,8 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.topology import Input
 from sinks.backend import Key, Value
-from sinks.bounded_pages import pages_within
-from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS, size_of
+from sinks.bounded_pages import PAGE_KEYS, pages_within
+from sinks.external_row_sorter import PAGE_BYTES, size_of
 from sinks.value_encoding import JsonColumns
 
 #: The sides.
@@ -71,6 +71,6 @@ class JoinInputs:
     def batches(self, rows: Iterable[Value]) -> Iterator[pa.RecordBatch]:
         """The joined rows, in batches of few bytes: many of them may share a large value."""
         schema = self.schema()
-        for page, _ in pages_within(rows, PAGE_ROWS, PAGE_BYTES, size_of):
+        for page, _ in pages_within(rows, PAGE_KEYS, PAGE_BYTES, size_of):
             columns = [pa.array(each, kind) for each, kind in zip(zip(*page, strict=True), schema.types, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)

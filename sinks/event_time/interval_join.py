@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -14,11 +13,9 @@ from framework.errors import TopologyError
 from framework.operators.interval_join_buckets import pairs
 from framework.topology import Input
 from sinks.backend import Key, Value
-from sinks.bounded_pages import PAGE_KEYS, pages_within
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.join_buffer import DUE, VALUE_FIELDS, Sides, Waiting, WaitingRows, key_fields
 from sinks.event_time.two_stream_committer import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, PairCommitter
-from sinks.external_row_sorter import PAGE_BYTES, size_of
 from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
 
@@ -81,8 +78,7 @@ class JoiningCommitter(PairCommitter):
         codecs = [side.codec for side in self._bound()]
         rows = WaitingRows(self.state, codecs, self.within, self._outer, watermarks.after)
         rows.read(new)
-        for pairs_page, _ in pages_within(self._pairs(new, rows), PAGE_KEYS, PAGE_BYTES, itemgetter(1)):
-            yield from self._bound().batches([row for row, _ in pairs_page])
+        yield from self._bound().batches(self._pairs(new, rows))
         out: list[Value] = []
         for key, its in new.items():
             for side, records in enumerate(its):
@@ -95,15 +91,14 @@ class JoiningCommitter(PairCommitter):
         for page in rows.write(self._mine):
             yield from self._bound().batches([self._bound().alone(key, side, each.values) for key, side, each in page])
 
-    def _pairs(self, new: Mapping[Key, Sides], rows: WaitingRows) -> Iterator[tuple[Value, int]]:
-        """The rows of the pairs of new records, and about the bytes of each. They are made one by
-        one: n records on the left and m on the right, all of one key, are n * m pairs."""
+    def _pairs(self, new: Mapping[Key, Sides], rows: WaitingRows) -> Iterator[Value]:
+        """The rows of the pairs of new records. They are made one by one: n records on the left and
+        m on the right, all of one key, are n * m pairs."""
         for key, (lefts, rights) in new.items():
             held = rows.of(key, LEFT), rows.of(key, RIGHT)
-            sizes = {id(each): size_of(each.values) for its in (lefts, rights, *held) for each in its}
             for left, right in chain(
                 pairs(lefts, held[RIGHT] + rights, self.within), pairs(held[LEFT], rights, self.within)
             ):
                 rows.match(LEFT, left)
                 rows.match(RIGHT, right)
-                yield (*key, *left.values, *right.values), sizes[id(left)] + sizes[id(right)] + size_of(key)
+                yield (*key, *left.values, *right.values)

@@ -29,10 +29,11 @@ from sinks import (
     Sum,
     WindowedCommitter,
     external_row_sorter,
+    join_inputs,
     states,
 )
 from sinks.backend import Key, Row
-from sinks.event_time import interval_join, sessions
+from sinks.event_time import sessions
 from sinks.event_time.timers import Entry, TimerCommitter
 from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS
@@ -279,7 +280,7 @@ def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: 
 
 
 def test_memory_does_not_grow_with_the_pairs_of_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval_join, "PAGE_KEYS", 50)
+    monkeypatch.setattr(join_inputs, "PAGE_KEYS", 50)
     peaks = []
     for keys, count in ((300, 300), (1, 90_000)):
         state = OpaqueMapState(MemoryBackend())
@@ -308,7 +309,7 @@ def test_memory_does_not_grow_with_the_pairs_of_one_key(monkeypatch: pytest.Monk
 
 
 def test_pages_of_pairs_are_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interval_join, "PAGE_BYTES", 3 * 8 * 6)
+    monkeypatch.setattr(join_inputs, "PAGE_BYTES", 3 * 8 * 6)
     expected, batches = whole("pairs"), []
     monkeypatch.setattr(Collected, "emit_arrow", lambda self, batch: batches.append(batch.num_rows))
     attempt(bound("pairs", OpaqueMapState(MemoryBackend())), 1, 1)
