@@ -116,4 +116,4 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
         if self._attempt is None:
             return
         if self._batches or self._attempt.is_one_step:
-            self.table.write(self._attempt, self._batches)
+            self.table.write(self._attempt, self._batches, self._on_refused)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from framework.topology import FencedState, Fields, TransactionAttempt
+from framework.topology.accepted_rows import OnRefused
 
 
 class Table(FencedState):
@@ -43,6 +44,9 @@ class Table(FencedState):
         return set()
 
     @abstractmethod
-    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(
+        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+    ) -> None:
         """Write the rows of one task. Called in the task, in the commit phase, once per attempt.
-        The batches may be read several times."""
+        The batches may be read several times. ``on_refused``: called for each row that only the
+        store refuses, which is left out; None: such a row raises ``BadRecordError``."""

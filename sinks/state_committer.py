@@ -4,9 +4,12 @@ into a state."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,8 +27,10 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
+from framework.topology.hashing import hash_rows
 from framework.topology.inspectable import with_scratch_states
 from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
@@ -105,6 +110,7 @@ class StateCommitter(ArrowBolt, Committer):
         self._fold: Fold | None = None
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
+        self._on_refused: OnRefused | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -150,6 +156,11 @@ class StateCommitter(ArrowBolt, Committer):
         self._collector = collector
         self._attempt = batch_id
         self._fold = Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=True)
+        self._on_refused = None
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._prepared().leave_out_refused(on_refused)
+        self._on_refused = on_refused
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         """Takes the output of the combiners: one row per key and sender."""
@@ -184,13 +195,18 @@ class StateCommitter(ArrowBolt, Committer):
         if deltas is None:
             self.state.commit_unchanged(attempt)
             return []
-        return self._applied(attempt, deltas)
+        return self._accepted(attempt, deltas)
 
     def _commit_parts(self, fold: Fold, attempt: TransactionAttempt) -> Iterator[pa.RecordBatch]:
         """Commit in several steps of the store, each for other keys (ADR 124)."""
         for deltas in fold.finish_parts():
             for first in range(0, deltas.num_rows, GROUPED_AT_ROWS):
-                yield from self._applied(attempt, deltas.slice(first, GROUPED_AT_ROWS))
+                yield from self._accepted(attempt, deltas.slice(first, GROUPED_AT_ROWS))
+
+    def _accepted(self, attempt: TransactionAttempt, deltas: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        if self._on_refused is None:
+            return self._applied(attempt, deltas)
+        return chain.from_iterable(accepted(deltas, partial(self._applied, attempt), self._on_refused))
 
     def _applied(self, attempt: TransactionAttempt, deltas: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Merge folded rows into the state. Returns the new values, if any bolt wants them."""
@@ -229,6 +245,7 @@ class Fold(Combiner):
         self._aggregates = aggregates
         self._schema = schema
         self._partial_input = partial_input
+        self._on_refused: OnRefused | None = None
         self._rows: list[pa.RecordBatch] = []
         self._row_count = 0
         self._partials = self._no_rows()
@@ -236,6 +253,9 @@ class Fold(Combiner):
     def __getstate__(self) -> dict[str, Any]:
         self._compact()  # a committer is pickled between the phases: keep only one row per key
         return vars(self)
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._on_refused = on_refused
 
     def add(self, batch: pa.RecordBatch) -> None:
         self._rows.append(batch)
@@ -283,13 +303,32 @@ class Fold(Combiner):
         used = list(dict.fromkeys([*self._key, *input_fields(self._aggregates)]))
         table = pa.Table.from_batches([batch.select(used) for batch in batches])
         table = pa.table([canonical_column(column) for column in table.columns], names=table.column_names)
-        check_no_null_key(self._component_id, self._key, table)
-        return self._grouped(table, {name: each.field for name, each in self._aggregates.items()}, partial=False)
+        return self._in_one(self._accepted(table, partial=False))
 
     def _merged(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         """Merge partial results to fewer partial results."""
-        table = pa.Table.from_batches(batches)
+        return self._in_one(self._accepted(pa.Table.from_batches(batches), partial=True))
+
+    def _accepted(self, table: pa.Table, *, partial: bool) -> Iterable[pa.RecordBatch]:
+        """One row per key, of the keys that are not left out."""
+        take = self._merged_keys if partial else self._aggregated_keys
+        return [take(table)] if self._on_refused is None else accepted(table, take, self._on_refused, self._halves)
+
+    def _aggregated_keys(self, table: pa.Table) -> pa.RecordBatch:
+        check_no_null_key(self._component_id, self._key, table)
+        return self._grouped(table, {name: each.field for name, each in self._aggregates.items()}, partial=False)
+
+    def _merged_keys(self, table: pa.Table) -> pa.RecordBatch:
         return self._grouped(table, {name: name for name in self._aggregates}, partial=True)
+
+    def _halves(self, table: pa.Table) -> tuple[pa.Table, pa.Table] | None:
+        """The rows of one half of the keys, and of the other; None for a single key."""
+        hashes = hash_rows([table.column(name).combine_chunks() for name in self._key])
+        different = np.unique(hashes)
+        if len(different) < 2:
+            return None
+        is_first = hashes < different[len(different) // 2]
+        return table.filter(pa.array(is_first)), table.filter(pa.array(~is_first))
 
     def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
         """Make one row per key. ``columns``: aggregate -> the column that it folds. The aggregate
@@ -326,7 +365,10 @@ class Fold(Combiner):
                 arrays.append(_declared(made[field.name], field.type))
             except pa.ArrowInvalid as error:
                 raise self._misfit(field, error) from error
-        batches = pa.table(arrays, schema=self._schema).combine_chunks().to_batches()
+        return self._in_one(pa.table(arrays, schema=self._schema).to_batches())
+
+    def _in_one(self, parts: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
+        batches = pa.Table.from_batches(parts, self._schema).combine_chunks().to_batches()
         if len(batches) > 1:
             raise TopologyError(
                 f"component {self._component_id!r}: the keys and aggregates of a batch need more than 2 GiB in one column; "

@@ -17,6 +17,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.accepted_rows import OnRefused
 from framework.topology.bolts import OnBadRecord
 from sinks.appendable_table import Table
 
@@ -31,6 +32,7 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
 
     deterministic = True
     commits_on_driver = True
+    takes_batches_whole = True
 
     def __init__(self, table: T, columns: Sequence[str] | None, on_bad_record: OnBadRecord = "fail") -> None:
         self.table = table
@@ -38,6 +40,7 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         self._columns = tuple(columns) if columns is not None else None
         self._batches = self._no_rows()
         self._attempt: TransactionAttempt | None = None
+        self._on_refused: OnRefused | None = None
 
     def keep_for_commit(self) -> bytes:
         """Only the rows: a new copy has the attempt of the commit, which may be one step."""
@@ -48,6 +51,9 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
 
     def commits_in_one_step(self) -> bool:
         return self.table.commits_in_one_step
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._on_refused = on_refused
 
     @abstractmethod
     def _no_rows(self) -> Rows:
@@ -75,4 +81,5 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         batch_id: TransactionAttempt,
     ) -> None:
         self._attempt = batch_id
+        self._on_refused = None
         self._batches = self._no_rows()

@@ -117,6 +117,7 @@ class TaskReport:
     * ``began``, ``ended``: seconds since the Unix epoch, by the clock of its host.
     * ``spent_s``: component -> seconds that the task was busy with it.
     * ``late``: component -> records that were late there.
+    * ``left_out``: component -> rows due by time that it refused, and that were left out.
     * ``lookups``: ``component/function`` -> its lookups."""
 
     header: AttemptHeader
@@ -132,4 +133,5 @@ class TaskReport:
     ended: float = 0.0
     spent_s: dict[str, float] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
     lookups: dict[str, LookupCounts] = field(default_factory=dict)

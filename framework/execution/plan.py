@@ -42,6 +42,8 @@ from framework.topology.bolts import Bolt, Committer, DataFrameBolt, Input
 from framework.topology.fields import Fields
 from framework.topology.graph import AnySpout, Component, Graph, Subscription, edge_label, stream_label, upstream_of
 from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
+from framework.topology.planning_time_stream import CLOCK_STREAM
+from framework.topology.spouts import PartitionedSpout
 
 #: Groupings that only share the work: tasks below them can be merged.
 _SHARING = (FieldsGrouping, LocalOrShuffleGrouping, ShuffleGrouping)
@@ -104,6 +106,8 @@ class TaskComponent:
     inputs: tuple[Input, ...]
     committer: bool
     direct_streams: frozenset[str] = frozenset()
+    #: Whether it loses only the rows that it refuses: all of its rows fall due by time (ADR 126).
+    leaves_out_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +316,10 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
             )
     return ExecutionPlan(
         topology_id=topology.id,
-        components={each.id: _task_component(topology, each) for each in topology.components},
+        components={
+            each.id: _task_component(topology, each, each.id in below and _leaves_out_rows(topology, each))
+            for each in topology.components
+        },
         edges=tuple(edges),
         processing=_levels([*processing.values(), *processing_frames.values()]),
         commit=_levels([*commit.values(), *commit_frames.values()]) if roots else (),
@@ -322,7 +329,30 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
     )
 
 
-def _task_component(topology: Graph, component: Component) -> TaskComponent:
+def _leaves_out_rows(topology: Graph, component: Component) -> bool:
+    """Whether all rows of a component below committers fall due by time, and those that it refuses
+    are left out: its own ``on_bad_record`` says so, or that of every stream of the spout above."""
+    above, spout = upstream_of(topology, component.id), topology.components[0]
+    if not _rows_fall_due(topology, component):
+        return False
+    if isinstance(component.instance, Bolt) and component.instance.on_bad_record != "fail":
+        return True
+    read = {sub.stream for each in above for sub in each.subscriptions if sub.component_id == spout.id}
+    records = read - {CLOCK_STREAM}
+    return isinstance(spout.instance, PartitionedSpout) and all(map(spout.instance.leaves_out_bad_records, records))
+
+
+def _rows_fall_due(topology: Graph, component: Component) -> bool:
+    for sub in component.subscriptions:
+        source = topology[sub.component_id]
+        bolt: Any = source.instance
+        emits_due = isinstance(bolt, Committer) and sub.stream in bolt.due_streams
+        if not emits_due and not (source.subscriptions and _rows_fall_due(topology, source)):
+            return False
+    return True
+
+
+def _task_component(topology: Graph, component: Component, leaves_out_rows: bool) -> TaskComponent:
     inputs = tuple(
         Input(sub.component_id, sub.stream, topology[sub.component_id].streams[sub.stream], sub.grouping)
         for sub in component.subscriptions
@@ -337,6 +367,7 @@ def _task_component(topology: Graph, component: Component) -> TaskComponent:
         inputs=inputs,
         committer=component.committer,
         direct_streams=component.direct_streams,
+        leaves_out_rows=leaves_out_rows,
     )
 
 

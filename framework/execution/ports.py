@@ -61,6 +61,7 @@ class PhaseResult:
     * ``tasks``: the tasks that have reported, in order of their ends.
     * ``spent_s``: component -> seconds that its tasks were busy with it, summed.
     * ``late``: component -> records that came after the watermark.
+    * ``left_out``: component -> rows due by time that it refused.
     * ``lookups``: ``component/function`` -> its lookups, summed over the tasks."""
 
     failure: TaskFailure | None = None
@@ -70,6 +71,7 @@ class PhaseResult:
     _: KW_ONLY
     spent_s: Mapping[str, float] = field(default_factory=dict)
     late: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
     lookups: Mapping[str, LookupCounts] = field(default_factory=dict)
 
 
@@ -212,16 +214,27 @@ def summarise(
     read = ReadCounts()
     spent_s: dict[str, float] = defaultdict(float)
     late: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
     lookups: dict[str, LookupCounts] = {}
     for report in collected:
         read.add(report.read)
         for component_id, seconds in report.spent_s.items():
             spent_s[component_id] += seconds
         late.update(report.late)
+        left_out.update(report.left_out)
         for name, counts in report.lookups.items():
             lookups[name] = lookups.get(name, LookupCounts()).plus(counts)
     times = [TaskTime.of(each) for each in collected]
-    return PhaseResult(failure, by_label, read, times, spent_s=dict(spent_s), late=dict(late), lookups=lookups)
+    return PhaseResult(
+        failure,
+        by_label,
+        read,
+        times,
+        spent_s=dict(spent_s),
+        late=dict(late),
+        left_out=dict(left_out),
+        lookups=lookups,
+    )
 
 
 def _worst(failures: Sequence[TaskFailure]) -> TaskFailure | None:

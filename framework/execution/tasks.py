@@ -14,13 +14,20 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
 from framework.arrow_spill import Payload, Spill, SpilledBatch, decode_batch, encode_batch
-from framework.errors import InvariantViolation, RetryableError, TopologyError
+from framework.errors import (
+    BadRecordError,
+    InvariantViolation,
+    RetryableError,
+    TopologyError,
+    reason_of,
+)
 from framework.execution.collector import TaskCollector
 from framework.execution.failures import FailureKind, TaskFailure, users_errors
 from framework.execution.messages import (
@@ -37,6 +44,8 @@ from framework.execution.messages import (
 from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts, TaskWatcher
+from framework.observe.logs import get_logger
+from framework.topology.accepted_rows import accepted
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
@@ -44,6 +53,7 @@ from framework.topology.spouts import PartitionedSpout, ReadCounts, Transactiona
 from framework.topology.tuples import rows_of, tuple_class
 
 Addressed = tuple[int, Record]
+_log = get_logger()
 
 
 class PlannedTopology:
@@ -173,6 +183,7 @@ class _Runner:
         for edge in task.topology.plan.edges_from(component.id):
             self._edges[edge.stream].append(edge)
         self.context = task.topology.context(component, index)
+        self._leaves_out = task.phase is Phase.COMMIT and component.leaves_out_rows
         self._fresh = restored is None
         if restored is not None:
             self.bolt, self.collector = restored
@@ -191,6 +202,8 @@ class _Runner:
                 self.bolt.prepare(self.task.topology.conf, self.context, self.collector, self.attempt)
                 if kept is not None and isinstance(self.bolt, Committer):
                     self.bolt.take_for_commit(kept)
+                if self._leaves_out and isinstance(self.bolt, Committer):
+                    self.bolt.leave_out_refused(self._leave_out)
 
     def guarded(self, component_id: str | None = None) -> _Guard:
         """Run user code under a guard. ``component_id``: of the bolt whose combiner runs here;
@@ -237,7 +250,9 @@ class _Runner:
         bolt, report = self.bolt, self.task.report
         report.received[edge.index] = report.received.get(edge.index, 0) + batch.num_rows
         with self.guarded():
-            if isinstance(bolt, ArrowBolt):
+            if isinstance(bolt, ArrowBolt) and self._leaves_out and bolt.takes_batches_whole:
+                self._execute_in_parts(bolt, batch)
+            elif isinstance(bolt, ArrowBolt):
                 self._emit_all(bolt.execute_arrow(batch))
             elif isinstance(bolt, BaseBasicBolt):
                 made, attempt = tuple_class(fields, edge.source, edge.stream), self.attempt
@@ -253,6 +268,25 @@ class _Runner:
                     f"bolt {self.component.id!r} is a {type(bolt).__name__}: subclass BaseBasicBolt, BaseBatchBolt, "
                     "BaseTransactionalBolt or ArrowBolt"
                 )
+
+    def _execute_in_parts(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> None:
+        """Give a bolt the rows of a batch that it does not refuse."""
+        for emitted in accepted(batch, partial(self._emitted, bolt), self._leave_out):
+            for each in emitted:
+                self._deliver(*each)
+
+    def _emitted(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch, int | None]]:
+        """What a bolt emits for a batch, when it has taken all of it."""
+        emitted: list[tuple[str, pa.RecordBatch, int | None]] = []
+        self.collector.sink = lambda *each: emitted.append(each)
+        try:
+            self._emit_all(bolt.execute_arrow(batch))
+        finally:
+            self.collector.sink = self._deliver
+        return emitted
+
+    def _leave_out(self, error: BadRecordError) -> None:
+        self.task.leave_out(self.component.id, error)
 
     def finish_batch(self) -> None:
         self.task.check_alive()
@@ -412,7 +446,19 @@ class _LevelTask:
     def combiner_for(self, edge: Edge) -> Combiner | None:
         target = self.topology.plan.components[edge.target]
         bolt = target.template if target.factory is None else self.topology.instance(target)
-        return bolt.combiner() if isinstance(bolt, Bolt) else None
+        combiner = bolt.combiner() if isinstance(bolt, Bolt) else None
+        if combiner is not None and self.phase is Phase.COMMIT and target.leaves_out_rows:
+            combiner.leave_out_refused(partial(self.leave_out, target.id))
+        return combiner
+
+    def leave_out(self, component_id: str, error: BadRecordError) -> None:
+        """Count a row that a component refuses, and that is left out. The log has the reason of the
+        first one."""
+        left_out = self.report.left_out
+        left_out[component_id] = left_out.get(component_id, 0) + 1
+        if left_out[component_id] == 1:
+            reason = reason_of(str(error))
+            _log.warning("commit.row_left_out", component=component_id, txid=self.header.txid, reason=reason)
 
     def packed(self, payload: Payload) -> Payload:
         """Rows in the form in which they leave this task: encoded if they leave the process."""

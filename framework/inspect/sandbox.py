@@ -188,6 +188,7 @@ def _shadowed(bolt: Bolt, real: Sequence[FencedState], shadowed: Shadowed, folde
     copy = _copied(bolt)
     _check_own(copy, real)
     made = shadowed(copy, folder)
+    made.on_bad_record = bolt.on_bad_record
     _check_own(made, real)
     in_task = _copied(made)
     _check_own(in_task, real)

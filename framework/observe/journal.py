@@ -55,6 +55,7 @@ class AttemptRecord:
     * ``component_ms``: component -> milliseconds that its tasks were busy with it, summed; for a
       task that reads, this includes waiting.
     * ``late_records``: component -> records that were late there.
+    * ``left_out_rows``: component -> rows due by time that it refused.
     * ``lookups``: ``component/function`` -> the counts and seconds of its lookups.
     * ``outcome``: running, committed, failed, cancelled, rolled back, or undone.
     * ``reason``: why it failed, was cancelled, rolled back or undone.
@@ -75,6 +76,7 @@ class AttemptRecord:
     rows: Mapping[str, int] = field(default_factory=dict)
     component_ms: Mapping[str, float] = field(default_factory=dict)
     late_records: Mapping[str, int] = field(default_factory=dict)
+    left_out_rows: Mapping[str, int] = field(default_factory=dict)
     lookups: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     outcome: str = "running"
     reason: str = ""
@@ -158,6 +160,7 @@ class Journal:
         self._committed_rate = RecentRate()
         self.committed_bad_records = 0
         self.committed_late_records = 0
+        self.committed_left_out_rows = 0
         self.read_rows = 0
         self.attempts_failed = 0
         self._figures = FiguresBuilder()
@@ -213,6 +216,7 @@ class Journal:
         spent_s: Mapping[str, float] | None = None,
         *,
         late_records: Mapping[str, int] | None = None,
+        left_out_rows: Mapping[str, int] | None = None,
         lookups: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """The states have been written. The transaction is not closed yet."""
@@ -229,6 +233,7 @@ class Journal:
                     rows={**known.rows, **rows},
                     component_ms=busy_ms,
                     late_records=dict(late_records or {}),
+                    left_out_rows=dict(left_out_rows or {}),
                     lookups={**known.lookups, **(lookups or {})},
                     outcome="committed",
                 )
@@ -244,6 +249,7 @@ class Journal:
                 self._committed_rate.add(attempt.source_rows)
                 self.committed_bad_records += attempt.bad_records
                 self.committed_late_records += sum(attempt.late_records.values())
+                self.committed_left_out_rows += sum(attempt.left_out_rows.values())
                 self._figures.committed(attempt)
                 self._closed.append(closed)
             for key in [each for each in self._phase_since_s if each[0] <= txid]:

@@ -165,6 +165,12 @@ METRICS = {
             _BY_COMPONENT,
         ),
         MetricDescription(
+            "ratchet_left_out_rows",
+            "counter",
+            "Rows due by time, such as closed windows, that a component refused, and that were left out there by its policy.",
+            _BY_COMPONENT,
+        ),
+        MetricDescription(
             "ratchet_lookup_keys",
             "counter",
             "Keys of lookups in committed transactions: asked for, cached, or missing, because the function had no answer.",
@@ -309,6 +315,7 @@ class RunCollector(Collector):
         )
         yield _by_label(topology, "ratchet_component_busy_seconds", figures.component_s, ())
         yield _by_label(topology, "ratchet_late_records", figures.late_records, ())
+        yield _by_label(topology, "ratchet_left_out_rows", figures.left_out_rows, ())
         yield from _lookups(topology, figures.lookups)
         latency = METRICS["ratchet_end_to_end_latency_seconds"].family()
         for record, seen in (("oldest", figures.oldest_s), ("newest", figures.newest_s)):

@@ -91,6 +91,7 @@ class TransactionFigures:
     * ``component_s``: component -> seconds that its tasks were busy with it, in committed
       transactions.
     * ``late_records``: component -> records that were late there, in committed transactions.
+    * ``left_out_rows``: component -> rows due by time that it refused, in committed transactions.
     * ``lookups``: ``component/function`` -> kind -> its sum over committed transactions, as in
       ``LookupCounts``.
     """
@@ -109,6 +110,7 @@ class TransactionFigures:
     leaderships: int
     component_s: Mapping[str, float]
     late_records: Mapping[str, int]
+    left_out_rows: Mapping[str, int]
     lookups: Mapping[str, Mapping[str, float]]
 
 
@@ -125,6 +127,7 @@ class FiguresBuilder:
         self._failures: Counter[str] = Counter()
         self._component_s: dict[str, float] = defaultdict(float)
         self._late_records: Counter[str] = Counter()
+        self._left_out_rows: Counter[str] = Counter()
         self._lookups: dict[str, dict[str, float]] = {}
         self._last_commit_at: float | None = None
         self._retrying: Retrying | None = None
@@ -147,6 +150,7 @@ class FiguresBuilder:
         for component_id, busy_ms in attempt.component_ms.items():
             self._component_s[component_id] += max(busy_ms, 0.0) / 1000
         self._late_records.update(attempt.late_records)
+        self._left_out_rows.update(attempt.left_out_rows)
         for name, counts in attempt.lookups.items():
             before = self._lookups.get(name, {})
             self._lookups[name] = {kind: before.get(kind, 0) + much for kind, much in counts.items()}
@@ -183,6 +187,7 @@ class FiguresBuilder:
             leaderships=self.leaderships,
             component_s=dict(self._component_s),
             late_records=dict(self._late_records),
+            left_out_rows=dict(self._left_out_rows),
             lookups=dict(self._lookups),
         )
 

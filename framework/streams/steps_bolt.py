@@ -76,6 +76,10 @@ class StepsBolt(ArrowBolt):
         self._gathered: dict[int, list[pl.DataFrame]] = {}
 
     @property
+    def takes_batches_whole(self) -> bool:  # type: ignore[override]
+        return not any(isinstance(step, PartitionMap) for step in self._root.steps())
+
+    @property
     def looks_up(self) -> bool:
         """Whether answers of a ``lookup`` that may change are in the rows."""
         return any(isinstance(step, Lookup) and not step.deterministic for step in self._root.steps())

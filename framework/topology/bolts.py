@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from framework.errors import TopologyError
+from framework.topology.accepted_rows import OnRefused
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.context import TopologyContext
 from framework.topology.fencing import FencedState, Standing
@@ -131,6 +132,11 @@ class Combiner(ABC):
     def finish(self) -> pa.RecordBatch | None:
         """Return the folded rows, in the schema that the bolt's ``execute_arrow`` takes, or None
         when nothing was added."""
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        """Called before the first ``add``, where all tuples fall due by time, and may be left out.
+        The combiner then leaves out those that it refuses, and calls ``on_refused`` for each; by
+        default, it raises ``BadRecordError``."""
 
     def finish_parts(self) -> Iterable[pa.RecordBatch]:
         """Return the rows of ``finish``. A combiner of many rows may return them in parts."""
@@ -360,6 +366,16 @@ class Committer:
     #: ``ratchet_late_records``.
     late_records = 0
 
+    #: The streams whose rows fall due by time, such as windows that close: no record of the
+    #: transaction is the cause of such a row. A bolt below that refuses one loses only this row
+    #: (ADR 126).
+    due_streams: frozenset[str] = frozenset()
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        """Called in the commit phase, after ``prepare``, where all rows fall due by time, and may
+        be left out. ``finish_batch`` then writes the rows that its store accepts, and calls
+        ``on_refused`` for each of the others; by default, it raises ``BadRecordError``."""
+
     def keep_for_commit(self) -> bytes | None:
         """Called in the task after the last ``execute``. Return everything that ``finish_batch``
         needs besides the attributes that a new copy of the component has after ``prepare``. None,
@@ -396,6 +412,11 @@ class ArrowBolt(Bolt):
     >>> [out.to_pydict() for out in Upper().execute_arrow(pa.record_batch({"word": ["a"]}))]
     [{'word': ['A']}]
     """
+
+    #: True promises that ``execute_arrow`` has kept no row of a batch for which it raises
+    #: ``BadRecordError``, and that it emits record batches only. Then it may get parts of this
+    #: batch.
+    takes_batches_whole: bool = False
 
     @abstractmethod
     def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:

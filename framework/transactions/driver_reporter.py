@@ -116,7 +116,13 @@ class TermReport:
         """The sinks hold the attempt; the transaction is not closed yet."""
         rows, lookups = rows_received(result), _documents(result)
         self._journal.commit_phase_done(
-            txid, attempt_id, rows, result.spent_s, late_records=result.late, lookups=lookups
+            txid,
+            attempt_id,
+            rows,
+            result.spent_s,
+            late_records=result.late,
+            left_out_rows=result.left_out,
+            lookups=lookups,
         )
 
     def rolled_back(self, txid: int, attempt_id: int) -> None:

@@ -142,6 +142,7 @@ class Run(RunningThread):
             committed_rows=journal.committed_rows,
             bad_records=journal.committed_bad_records,
             late_records=journal.committed_late_records,
+            left_out_rows=journal.committed_left_out_rows,
             lost_records=sum(each.lost_records for each in partitions.values()),
             rows_per_second=journal.rows_per_second(),
             attempts_failed=journal.attempts_failed,

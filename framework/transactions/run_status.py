@@ -22,6 +22,7 @@ class RunStatus:
     * ``rows_per_second``: committed rows, over the last minute.
     * ``bad_records``: committed rows that could not be decoded.
     * ``late_records``: rows that came after the watermark of a committer.
+    * ``left_out_rows``: rows due by time that a sink refused.
     * ``lost_records``: offsets that the source lost before they were read, and that were skipped,
       since the positions began.
     * ``waiting_for``: the request that the source does not answer.
@@ -44,6 +45,7 @@ class RunStatus:
     committed_rows: int
     bad_records: int
     late_records: int
+    left_out_rows: int
     lost_records: int
     rows_per_second: float
     attempts_failed: int
@@ -82,6 +84,8 @@ class RunStatus:
             parts.append(f"{self.bad_records:,} bad records")
         if self.late_records:
             parts.append(f"{self.late_records:,} late records")
+        if self.left_out_rows:
+            parts.append(f"{self.left_out_rows:,} refused rows")
         if self.lost_records:
             parts.append(f"{self.lost_records:,} records lost")
         if self.planned_in_s is not None and self.planned_in_s >= 1:

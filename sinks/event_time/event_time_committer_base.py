@@ -12,6 +12,7 @@ from framework.errors import TopologyError
 from framework.observe.logs import get_logger
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import (
+    DEFAULT_STREAM,
     Input,
     OutputCollector,
     OutputFieldsDeclarer,
@@ -38,6 +39,8 @@ class Watermarks(NamedTuple):
 class WatermarkedCommitter(KeyedCommitter):
     """Keeps rows per key in an opaque state, and gets the watermark in each transaction. Of several
     ``WatermarkCommitter``, such as those of two streams that it joins, the lowest counts."""
+
+    due_streams = frozenset({DEFAULT_STREAM})
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)

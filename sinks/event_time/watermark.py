@@ -17,6 +17,7 @@ from framework.operators.event_clock import EventClock
 from framework.operators.timestamps import check_times, times_of
 from framework.operators.watermarks import MAX_AHEAD, NEVER
 from framework.topology import (
+    DEFAULT_STREAM,
     ArrowBolt,
     Combiner,
     Committer,
@@ -27,6 +28,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.accepted_rows import OnRefused
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
@@ -74,6 +76,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
 
     deterministic = True
     commits_on_driver = True
+    due_streams = frozenset({DEFAULT_STREAM})
 
     def __init__(
         self,
@@ -205,6 +208,10 @@ class Passing(Combiner):
         self._columns, self._make = list(columns), make
         self._records: Combiner | None = None
         self._passed: list[pa.RecordBatch] = []
+        self._on_refused: OnRefused | None = None
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._on_refused = on_refused
 
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == self._columns:
@@ -212,6 +219,8 @@ class Passing(Combiner):
             return
         if self._records is None:
             self._records = self._make()
+            if self._on_refused is not None:
+                self._records.leave_out_refused(self._on_refused)
         self._records.add(batch)
 
     def finish(self) -> pa.RecordBatch | None:

@@ -13,6 +13,7 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
+from framework.topology.accepted_rows import OnRefused
 from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
@@ -75,6 +76,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         self.aggregates = expanded_aggregates(name, aggregates, taken.union(self.key))
         self._partial: Fields | None = None  # the columns of folded records
         self._fold: Fold | None = None
+        self._on_refused: OnRefused | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -115,9 +117,12 @@ class AggregatingCommitter(WatermarkedCommitter):
 
     def _new_fold(self, *, partial_input: bool) -> Fold:
         aggregates = {RECORDS: Count(), **self._times, **self.aggregates}
-        return Fold(
+        fold = Fold(
             self._component_id, (*self.key, *self._parts), aggregates, self._schema(), partial_input=partial_input
         )
+        if self._on_refused is not None:
+            fold.leave_out_refused(self._on_refused)
+        return fold
 
     def _schema(self) -> pa.Schema:
         if self._partial is None:
@@ -131,6 +136,9 @@ class AggregatingCommitter(WatermarkedCommitter):
         names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
         columns = [*(rows.column(name) for name in names), *(pa.array(each, pa.int64()) for each in times.values())]
         return pa.RecordBatch.from_arrays(columns, names=[*names, *times])
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._on_refused = on_refused
 
     def _take(self, batch: pa.RecordBatch) -> None:
         if self._fold is None:

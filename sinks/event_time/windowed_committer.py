@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
+from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.canonical_form import python_values
 from sinks import external_row_sorter
 from sinks.aggregates import Aggregate
@@ -135,9 +137,11 @@ class WindowedCommitter(AggregatingCommitter):
         if not came.num_rows:
             return
         deltas = came.drop_columns([RECORDS]).rename_columns(dict(self._parts))
-        changed = self.state.merge(deltas, self.aggregates, want_values=self._is_subscribed(CHANGED_STREAM))
-        if changed is not None:
-            self._emit_changed(changed.rename_columns({name: part for part, name in self._parts.items()}))
+        merge = partial(self.state.merge, aggregates=self.aggregates, want_values=self._is_subscribed(CHANGED_STREAM))
+        refuse = self._on_refused
+        for changed in [merge(deltas)] if refuse is None else accepted(deltas, merge, refuse):
+            if changed is not None:
+                self._emit_changed(changed.rename_columns({name: part for part, name in self._parts.items()}))
 
     def _corrected(self, came: pa.Table) -> pa.Table:
         """Windows that an earlier transaction has sent, with these records."""
@@ -230,6 +234,9 @@ class _WindowFold(Combiner):
         assigned = its.window.assign(times_of(batch.column(its.on), its.on, its.unit))
         rows = batch.take(pa.array(assigned.rows)) if its.window.step < its.window.length else batch
         self._fold.add(its._with_times(rows, {_AT_START: assigned.starts, _AT_END: assigned.ends}))
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._fold.leave_out_refused(on_refused)
 
     def finish(self) -> pa.RecordBatch | None:
         return self._fold.finish()

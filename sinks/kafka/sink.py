@@ -89,13 +89,15 @@ class KafkaSink(ArrowBolt, Committer):
 
     **Limits.** A record without a key for a compacted topic is a bad record. So is a record larger
     than ``message.max.bytes`` of the client or, compressed if the client compresses,
-    ``max.message.bytes`` of the topic. All bad records are found before the commit is opened.
+    ``max.message.bytes`` of the topic. All bad records are found before the commit is opened; rows
+    due by time, such as closed windows, before the first of them is written.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.
     """
 
     deterministic = True
+    takes_batches_whole = True
 
     def __init__(
         self,

@@ -62,6 +62,7 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
+from framework.topology.accepted_rows import OnRefused
 from framework.topology.canonical_form import comparable, python_values
 from framework.topology.python_datetime_range import outside_python
 from sinks.appendable_table import Table
@@ -264,7 +265,9 @@ class FileTable(Table, InspectableState):
     def partitions_of(self, rows: pa.RecordBatch) -> set[Texts]:
         return distinct(rows, self.partition_by)
 
-    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+    def write(
+        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+    ) -> None:
         """Write the rows of one task as data files. The driver publishes them with those of the
         attempt's other tasks."""
         fence = attempt.fence

@@ -16,6 +16,7 @@ class ReferenceCommitter(ArrowBolt, Committer):
 
     deterministic = True
     commits_on_driver = True
+    takes_batches_whole = True  # the changes of a batch are checked before the first is taken
 
     def __init__(self) -> None:
         self._only: Key | None = None

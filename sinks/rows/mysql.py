@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttempt
+from framework.topology.accepted_rows import OnRefused
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, EXISTED, TXID, WRITTEN_TABLE, Column
 from sinks.rows.transactional_table import READ_ROWS, HeldColumns
@@ -254,10 +255,12 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
                     "upstream"
                 )
 
-    def change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+    def change(
+        self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
+    ) -> None:
         if self._by_key().on_new_column == "add" and any(each.num_rows for each in rounds):
             self._add_columns()
-        super().change(attempt, rounds)
+        super().change(attempt, rounds, on_refused)
 
     def _add_columns(self) -> None:
         """Add what the table lacks before the sql_txn that writes it. A crash in between leaves an

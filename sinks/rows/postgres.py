@@ -15,6 +15,7 @@ import pyarrow.csv as pa_csv
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
+from framework.topology.accepted_rows import OnRefused
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
 from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns, loaded_parts
@@ -104,11 +105,15 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         if (found := first_nul(pa.Table.from_batches([rows]))) is not None:
             raise BadRecordError(f"{self.location}: {found[1]!r} has a NUL (0x00), which PostgreSQL does not store")
 
-    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        self._within_limits("append", 1, partial(super().write, attempt, batches))
+    def write(
+        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+    ) -> None:
+        self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused))
 
-    def change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
-        self._within_limits("upsert", 1, partial(super().change, attempt, rounds))
+    def change(
+        self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
+    ) -> None:
+        self._within_limits("upsert", 1, partial(super().change, attempt, rounds, on_refused))
 
     def limited(self, write: Callable[[], None]) -> None:
         self._within_limits("upsert", 1, write)

@@ -31,11 +31,15 @@ class ScratchTable(SqliteTable):
         folder.mkdir(parents=True)
         super().__init__(folder / "rows.db", "rows", stamp=stamp)
         self._fields, self._changes = fields, changes
+        self._stands_for: RowTable | None = None
 
     @staticmethod
     def of(table: RowTable, folder: Path) -> ScratchTable:
-        """What stands for a table that is bound to its columns."""
-        return ScratchTable(folder, table._fields, table._changes, table._stamp)
+        """What stands for a table that is bound to its columns. It refuses what the table is known
+        to refuse."""
+        made = ScratchTable(folder, table._fields, table._changes, table._stamp)
+        made._stands_for = table
+        return made
 
     def rows_written(self) -> pa.Table:
         """The rows, in the order in which they were written."""
@@ -54,7 +58,8 @@ class ScratchTable(SqliteTable):
         )
 
     def check_rows(self, rows: pa.RecordBatch) -> None:
-        """Takes all values."""
+        if self._stands_for is not None:
+            self._stands_for.check_rows(rows)
 
     def _column_type(self, field: pa.Field) -> str:
         return super()._column_type(field) if self._is_compared(field) else "BLOB"

@@ -26,6 +26,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType, check_granted
+from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.canonical_form import form_of
 from sinks.bounded_pages import pages_by_bytes
 from sinks.rows.table_definition import (
@@ -72,6 +74,14 @@ class HeldColumns:
     copied: Sequence[str]
     kinds: Mapping[str, str] = field(default_factory=dict)
     rounding: frozenset[str] = frozenset()
+
+
+#: Writes rows by a function that writes rows.
+WriteParts = Callable[[Any, pa.Table, Callable[[pa.Table], None]], None]
+
+
+def _all_at_once(connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]) -> None:
+    write(rows)
 
 
 def loaded_parts(rows: pa.Table) -> Iterator[pa.Table]:
@@ -250,26 +260,69 @@ class RowTable(TableDefinition):
     def check_rows(self, rows: pa.RecordBatch) -> None:
         self._storable(pa.Table.from_batches([rows]))
 
-    def write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        with self.committing(attempt) as (connection, first):
-            for page in pages_by_bytes(batches if first else (), LOADED_BYTES):
-                rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
-                if not rows.num_rows:
-                    continue
-                if self._stamp is not None:
-                    stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
-                    rows = rows.append_column(self._stamp, stamp)
-                self._load(connection, self._at(self._table), rows)
+    def write(
+        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+    ) -> None:
+        def write(parts: WriteParts) -> None:
+            with self.committing(attempt) as (connection, first):
+                for page in pages_by_bytes(batches if first else (), LOADED_BYTES):
+                    rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
+                    if not rows.num_rows:
+                        continue
+                    if self._stamp is not None:
+                        stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
+                        rows = rows.append_column(self._stamp, stamp)
+                    parts(connection, rows, partial(self._load, connection, self._at(self._table)))
 
-    def change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+        self._accepted(write, on_refused)
+
+    def change(
+        self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
+    ) -> None:
         """Apply rounds of changes one after the other; a round has each key once. Its columns are
         those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
         ``ROW_NEEDED`` and columns ``KEPT`` too. ``POSITION``: of the last deletion, or of the last
-        change that takes values from the table. The rounds may be read several times."""
-        with self.committing(attempt, grouped=True) as (connection, first):
-            if first and rounds:
-                self.apply(connection, map(self._storable, rounds), attempt.txid)
+        change that takes values from the table. The rounds may be read several times.
+        ``on_refused``: as of ``write``."""
+
+        def write(parts: WriteParts) -> None:
+            with self.committing(attempt, grouped=parts is _all_at_once) as (connection, first):
+                if first and rounds:
+                    self.apply(connection, map(self._storable, rounds), attempt.txid, parts)
+
+        self._accepted(write, on_refused)
+
+    def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
+        """Write all rows. If the database refuses some, and they may be left out, write the others
+        in a second sql_txn, whose savepoints find them by halving."""
+        try:
+            write(_all_at_once)
+            return
+        except BadRecordError:
+            if on_refused is None:
+                raise
+        refused: list[BadRecordError] = []
+        write(partial(self._in_parts, refused))
+        for each in refused:
+            on_refused(each)
+
+    def _in_parts(
+        self, refused: list[BadRecordError], connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]
+    ) -> None:
+        def saved(part: pa.Table) -> None:
+            self._run(connection, "SAVEPOINT _ratchet_part")
+            try:
+                with self._named_errors():
+                    write(part)
+            except BadRecordError:
+                self._run(connection, "ROLLBACK TO SAVEPOINT _ratchet_part")
+                self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
+                raise
+            self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
+
+        for _ in accepted(rows, saved, refused.append):
+            pass
 
     # --- under the header of another table --------------------------------------------------------
 
@@ -311,12 +364,16 @@ class RowTable(TableDefinition):
         query = f"SELECT {self._list(columns)} FROM {self._at(self._table)} WHERE {where}"
         return list(self._run(connection, query, values).fetchall())
 
-    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int) -> None:
-        """Apply rounds of changes, as ``change`` does."""
+    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int, parts: WriteParts | None = None) -> None:
+        """Apply rounds of changes, as ``change`` does. ``parts``: writes the rows of a round."""
         names = self._fit(connection)
         held = self._held(connection)
+
+        def write(rows: pa.Table) -> None:
+            self._apply(connection, rows, names, held, txid)
+
         for each in rounds:
-            self._apply(connection, self._with_positions(connection, each), names, held, txid)
+            (parts or _all_at_once)(connection, self._with_positions(connection, each), write)
 
     def _with_positions(self, connection: Any, rows: pa.Table) -> pa.Table:
         """The rows without their positions, unless these count."""

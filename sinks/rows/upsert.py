@@ -191,7 +191,7 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
             return
         rounds = rounds_of(self._batches, self._changes)
         if rounds or self._attempt.is_one_step:
-            self.table.change(self._attempt, rounds)
+            self.table.change(self._attempt, rounds, self._on_refused)
 
 
 def _has(source: Input, name: str, kind: pa.DataType) -> bool:

@@ -41,6 +41,7 @@ STATUS = RunStatus(
     committed_rows=7_000,
     bad_records=0,
     late_records=0,
+    left_out_rows=0,
     lost_records=0,
     rows_per_second=0.0,
     attempts_failed=0,

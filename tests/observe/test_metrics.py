@@ -90,7 +90,8 @@ def worked() -> Journal:
         newest_ms=now_ms - 2_000,
     )
     journal.committing(1, 2)
-    journal.commit_phase_done(1, 2, {}, {"totals": 0.5, "words": 0.125}, late_records={"totals": 3})
+    busy = {"totals": 0.5, "words": 0.125}
+    journal.commit_phase_done(1, 2, {}, busy, late_records={"totals": 3}, left_out_rows={"totals": 2})
     journal.committed(1)
     journal.emitted(2, 1, 3, {}, "digest")
     journal.failed(2, 1, "still down", kind="retryable", component="totals")
@@ -172,6 +173,11 @@ def test_lookups_of_committed_transactions_are_counted() -> None:
         assert found[("ratchet_lookup_keys_total", (("answer", answer), *labels))] == count
     assert found[("ratchet_lookup_failures_total", labels)] == 2
     assert found[("ratchet_lookup_seconds_total", labels)] == 0.5
+
+
+def test_rows_that_a_component_of_a_committed_transaction_refused_are_counted() -> None:
+    found = samples(RunCollector(Seen, worked().figures, KINDS))
+    assert found[("ratchet_left_out_rows_total", (("component", "totals"),))] == 2
 
 
 def test_latency_is_the_age_of_the_oldest_and_of_the_newest_record_at_the_end() -> None:

@@ -234,6 +234,9 @@ class _SampleSpout(PartitionedSpout):
     def reader(self, conf: Mapping[str, Any], context: TopologyContext) -> PartitionReader:
         return _SampleReader(self._leaves_out)
 
+    def leaves_out_bad_records(self, stream: str) -> bool:
+        return stream in self._leaves_out
+
 
 class SampleSpout(_SampleSpout, PartitionedTransactionalSpout):
     """Emits a sample in batches that never change."""

@@ -1,0 +1,47 @@
+"""Finds the rows that something refuses, by halving, and goes on with the others (ADR 126)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pyarrow as pa
+
+from framework.errors import BadRecordError, BatchTooLargeError
+
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+T = TypeVar("T")
+#: Called with the reason for which a row is left out.
+OnRefused = Callable[[BadRecordError], None]
+
+
+def halves(rows: Rows) -> tuple[Rows, Rows] | None:
+    """Both halves of rows, in order; None for a single row."""
+    half = rows.num_rows // 2
+    return (rows.slice(0, half), rows.slice(half)) if half else None
+
+
+def accepted(
+    rows: Rows,
+    take: Callable[[Rows], T],
+    on_refused: OnRefused,
+    divide: Callable[[Rows], tuple[Rows, Rows] | None] = halves,
+) -> Iterator[T]:
+    """What ``take`` returns for the rows that it does not refuse by a ``BadRecordError``, part by
+    part, in order. ``take``: keeps no row of a part that it refuses. ``divide``: makes two parts of
+    one; None for a part that must be refused as a whole."""
+    parts = [rows]
+    while parts:
+        part = parts.pop()
+        try:
+            taken = take(part)
+        except BatchTooLargeError:
+            raise
+        except BadRecordError as error:
+            smaller = divide(part)
+            if smaller is None:
+                on_refused(error)
+            else:
+                parts += reversed(smaller)
+        else:
+            yield taken

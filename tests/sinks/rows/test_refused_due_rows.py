@@ -1,0 +1,174 @@
+"""A row that falls due by time, such as a closed window, and that a table refuses: only this row is
+left out, whichever record closed the window (ADR 126)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import structlog
+
+from framework import ArrowBolt, Fields, Topology, TopologyFailed, TransactionalTopologyBuilder, submit
+from framework.errors import BadRecordError
+from framework.inspect.verify import verify
+from framework.operators.event_window_assigner import tumbling
+from framework.topology.bolts import Bolt
+from framework.topology.planning_time_stream import CLOCK_STREAM
+from framework.transactions import MemoryStore
+from sinks import AppendCommitter, Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum, UpsertCommitter
+from sinks.event_time.watermark import WatermarkCommitter
+from sinks.event_time.windowed_committer import WindowedCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
+from tests.kit.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.rule("C51")
+
+ROW = Fields(shop=str, at=int)
+MINUTE = 60
+#: In the first minute, three shops that a table refuses, and others; then records that close it.
+FIRST = [["a", 1], ["refused", 2], ["refused too", 3], ["b", 4], ["a", 5], ["refused again", 6], ["c", 7]]
+CLOSING = [["z", MINUTE * number] for number in (10, 20, 30)]
+KEPT = [("a", 2), ("b", 1), ("c", 1), ("z", 1), ("z", 1)]
+
+
+class Short(ArrowBolt):
+    """Refuses shops with a long name, below the windows."""
+
+    deterministic = True
+    takes_batches_whole = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        half = batch.num_rows // 2
+        batch = batch.select(["shop", "orders"])
+        yield batch.slice(0, half)
+        if pc.any(pc.greater(pc.utf8_length(batch.column("shop")), 5)).as_py():
+            raise BadRecordError("a shop has a name of more than 5 characters")
+        yield batch.slice(half)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
+
+
+def topology(sink: Bolt, *between: tuple[str, Bolt], policy: Any = "skip", rows: Any = None) -> Topology:
+    given = {0: rows if rows is not None else [*FIRST, *CLOSING]}
+    spout = OpaqueMemoryTransactionalSpout(given, ROW, 1, on_bad_record=policy)
+    builder = TransactionalTopologyBuilder("due", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    above = "windows"
+    for name, bolt in between:
+        builder.set_bolt(name, bolt).global_grouping(above)
+        above = name
+    builder.set_bolt("sink", sink).global_grouping(above)
+    return builder.build()
+
+
+def ended(built: Topology, store: MemoryStore | None = None) -> Any:
+    with submit(built, {}, store or MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    return run.status()
+
+
+def sinks(database: Database, policy: Any = "fail") -> list[tuple[str, Bolt]]:
+    appended = AppendCommitter(database.table("appended"), ["shop", "orders"], on_bad_record=policy)
+    upserted = UpsertCommitter(
+        database.table("upserted"), ["shop", "window_end"], columns=["orders"], on_bad_record=policy
+    )
+    return [("appended", appended), ("upserted", upserted)]
+
+
+@pytest.fixture
+def made(database: Database) -> Database:
+    moment = "timestamptz" if isinstance(database, PostgresDatabase) else "datetime(6)"
+    text = "varchar(200)" + (" COLLATE utf8mb4_nopad_bin" if isinstance(database, MySqlDatabase) else "")
+    columns = "orders bigint, _txid bigint, CHECK (left(shop, 7) <> 'refused')"
+    if isinstance(database, SqliteDatabase):
+        columns = columns.replace("left(shop,", "substr(shop, 1,")
+    database.run(f'CREATE TABLE "appended" (shop {text}, {columns})')
+    database.run(
+        f'CREATE TABLE "upserted" (shop {text}, window_end {moment}, {columns}, PRIMARY KEY (shop, window_end))'
+    )
+    return database
+
+
+@pytest.mark.parametrize("which", ["appended", "upserted"])
+@pytest.mark.parametrize("own", [True, False], ids=["policy of the sink", "policy of the spout"])
+def test_a_constraint_of_the_table_refuses_windows(made: Database, which: str, own: bool) -> None:
+    sink = dict(sinks(made, "skip" if own else "fail"))[which]
+    with structlog.testing.capture_logs() as logs:
+        status = ended(topology(sink, policy="fail" if own else "skip"))
+    assert made.rows(which, "shop, orders") == KEPT
+    assert (status.left_out_rows, status.bad_records) == (3, 0)
+    (told,) = [each for each in logs if each["event"] == "commit.row_left_out"]
+    assert (told["component"], told["txid"]) == ("sink", len(FIRST) + 1)
+
+
+def test_with_the_policy_fail_the_topology_stops(made: Database) -> None:
+    with pytest.raises(TopologyFailed, match="appended"):
+        ended(topology(dict(sinks(made))["appended"], policy="fail"))
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_what_is_known_to_be_refused_is_left_out_and_verified(database: Database) -> None:
+    rows = [["a", 1], ["with \0", 2], ["b", 3], *CLOSING]
+    built, store = topology(dict(sinks(database))["upserted"], rows=rows), MemoryStore()
+    assert ended(built, store).left_out_rows == 1
+    assert database.rows("upserted", "shop, orders") == [("a", 1), ("b", 1), ("z", 1), ("z", 1)]
+    report = verify(built, store)
+    assert report.right, report.lines()
+
+
+def test_a_bolt_between_loses_the_rows_that_it_refuses(database: Database) -> None:
+    status = ended(topology(AppendCommitter(database.table()), ("short", Short())))
+    assert database.rows(columns="shop, orders") == KEPT
+    assert status.left_out_rows == 3
+
+
+def test_rows_that_a_record_of_the_transaction_changes_have_a_record_to_blame(made: Database) -> None:
+    builder = TransactionalTopologyBuilder(
+        "counting", "orders", OpaqueMemoryTransactionalSpout({0: FIRST}, ROW, 1, on_bad_record="skip")
+    )
+    counted = StateCommitter(OpaqueMapState(MemoryBackend()), ["shop"], {"orders": Count()})
+    builder.set_bolt("counted", counted).global_grouping("orders")
+    builder.set_bolt("sink", dict(sinks(made))["appended"]).global_grouping("counted")
+    built = builder.build()
+    assert ended(built).left_out_rows == 0
+    assert made.rows("appended", "shop, orders") == [("a", 1), ("a", 2), ("b", 1), ("c", 1)]
+    (state,) = built["counted"].states
+    assert state.get(("refused",)) is None  # type: ignore[attr-defined]
+
+
+def test_sums_of_windows_beyond_their_type_lose_their_key() -> None:
+    """Each sum is in its type; that of two windows is not, whether they close together or not."""
+    huge, far = 2**63 - 1, [10_000, 20_000, 30_000]
+    rows = [["a", 1, huge], ["b", 2, 1], ["a", 61, huge], ["b", 62, 2]]
+    later = [["late", 10_001, huge], ["b", 10_002, 3], ["late", 20_001, huge], ["b", 20_002, 4]]
+    given = [*rows, ["z", far[0], 1], *later[:2], ["z", far[1], 1], *later[2:], ["z", far[2], 1]]
+    spout = OpaqueMemoryTransactionalSpout({0: given}, Fields(shop=str, at=int, n=int), 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("sums", "orders", spout)
+    watermark = WatermarkCommitter(
+        OpaqueMapState(MemoryBackend()), "at", out_of_orderness="2 min", max_ahead="1000000 days"
+    )
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    minutes = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"n": Sum("n")}
+    )
+    builder.set_bolt("minutes", minutes).global_grouping("orders").all_grouping("watermark")
+    totals = StateCommitter(OpaqueMapState(MemoryBackend()), ["shop"], {"n": Sum("n")})
+    builder.set_bolt("totals", totals, 2).fields_grouping("minutes", Fields("shop"))
+    days = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(86_400), on="window_end", key=["shop"], aggregates={"n": Sum("n")}
+    )
+    builder.set_bolt("days", days).global_grouping("minutes").all_grouping("watermark")
+    built = builder.build()
+    status = ended(built)
+    held = {key: built["totals"].states[0].get(key) for key in ("a", "b", "late", "z")}  # type: ignore[attr-defined]
+    assert held == {"a": None, "b": 10, "late": huge, "z": 2}
+    assert status.left_out_rows == 4  # of "a" and "late", in totals and in days
