@@ -322,7 +322,7 @@ class _Compilation:
             return None
         conditions, fields = [], set()
         for way in ways:
-            steps = takewhile(lambda each: isinstance(each.step, Filter) and each.step.needs(frozenset()) <= early, way)
+            steps = takewhile(lambda each: isinstance(each.step, Filter) and _runs_early(each.step, early), way)
             its = [each.step for each in steps if isinstance(each.step, Filter)]
             if not its:
                 return None
@@ -544,3 +544,8 @@ def _needed(way: _Steps, wanted: Columns) -> Columns:
     for each in reversed(way):
         wanted = each.step.needs(wanted - CARRIED) | (wanted & CARRIED)
     return wanted
+
+
+def _runs_early(step: Filter, known: Columns) -> bool:
+    """Whether a filter needs only these columns, and is not applied in parts."""
+    return step.needs(frozenset()) <= known and not step.growing

@@ -70,7 +70,7 @@ def parsed(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
             f"{given!r} is a {type(given).__name__}: give SQL text, or a polars expression such as pl.col('name'){constant}"
         )
     _check_columns(call, given, expression, schema)
-    tree = _tree_of(expression)
+    tree = tree_of(expression)
     _check_rows(call, given, expression, tree)
     _check_comparisons(call, given, tree, schema)
     if isinstance(given, str):
@@ -89,7 +89,7 @@ def column_or_expression(call: Call, given: Any, schema: pa.Schema) -> pl.Expr:
 
 def is_named(expression: pl.Expr) -> bool:
     """Whether an expression of SQL text is a column, or ends with ``AS name``."""
-    return bool(expression.meta.is_column()) or "Alias" in _tree_of(expression)
+    return bool(expression.meta.is_column()) or "Alias" in tree_of(expression)
 
 
 def is_always_true(expression: pl.Expr) -> bool:
@@ -99,7 +99,7 @@ def is_always_true(expression: pl.Expr) -> bool:
 
 def tests_not_null(expression: pl.Expr, column: str) -> bool:
     """Whether a condition says that a column is not null, as all of it or beside others by AND."""
-    waiting = [_tree_of(expression)]
+    waiting = [tree_of(expression)]
     is_null = {"Function": {"input": [{"Column": column}], "function": {"Boolean": "IsNull"}}}
     is_not_null = {"Function": {"input": [{"Column": column}], "function": {"Boolean": "IsNotNull"}}}
     told = (is_not_null, {"Function": {"input": [is_null], "function": {"Boolean": "Not"}}})
@@ -172,13 +172,15 @@ def _check_columns(call: Call, given: Any, expression: pl.Expr, schema: pa.Schem
             raise call.unknown_column(name, schema.names, text)
 
 
-def _tree_of(expression: pl.Expr) -> Any:
+def tree_of(expression: pl.Expr) -> Any:
+    """The parts of an expression, as polars writes them in JSON."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # polars calls this form of an expression unstable
         return json.loads(expression.meta.serialize(format="json"))
 
 
-def _of_tree(tree: Any) -> pl.Expr:
+def of_tree(tree: Any) -> pl.Expr:
+    """The expression of such parts."""
     return pl.Expr.deserialize(io.StringIO(json.dumps(tree)), format="json")
 
 
@@ -189,9 +191,9 @@ def _check_rows(call: Call, given: Any, expression: pl.Expr, tree: Any) -> None:
         )
     try:
         plain = _without_types(tree)
-        shape = _of_tree(plain).meta
+        shape = of_tree(plain).meta
         # Of an expression of several functions, polars does not look into each.
-        separable = all(_of_tree(each).meta.is_row_separable() for each in [plain, *_functions(plain)])
+        separable = all(of_tree(each).meta.is_row_separable() for each in [plain, *_functions(plain)])
         separable = separable and not _gathers(tree)
         keeps_rows = shape.is_length_preserving() or shape.is_scalar()
     except pl.exceptions.PolarsError as error:
@@ -237,7 +239,7 @@ def _check_casts(call: Call, given: str, tree: Any, schema: pa.Schema) -> None:
             continue
         kind = _type_of(cast["expr"], schema)
         if kind is not None and kind.is_numeric():
-            names = _of_tree(cast["expr"]).meta.root_names()
+            names = of_tree(cast["expr"]).meta.root_names()
             raise call.mistake(
                 f"{given!r} makes a time of a number, which has no unit: {time_of_number(names[0] if names else 'name')}"
             )
@@ -246,7 +248,7 @@ def _check_casts(call: Call, given: str, tree: Any, schema: pa.Schema) -> None:
 def _type_of(tree: Any, schema: pa.Schema) -> pl.DataType | None:
     """The type of a part of an expression; None where it cannot be found."""
     try:
-        return empty_frame(schema).select(_of_tree(tree).alias("value")).dtypes[0]
+        return empty_frame(schema).select(of_tree(tree).alias("value")).dtypes[0]
     except pl.exceptions.PolarsError:
         return None
 

@@ -7,7 +7,7 @@ in parts of about ``PART_BYTES``, and refuse a row that becomes more than ``ROW_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -42,15 +42,25 @@ def parts_of(
     if not frame.height or repeated.estimated_size() * int(copies.max()) <= PART_BYTES:
         return (frame,)
     table = repeated.to_arrow(compat_level=pl.CompatLevel.oldest())
-    sizes: Sizes = sum((_sizes_of(each.combine_chunks()) for each in table.columns), np.zeros(frame.height, np.int64))
-    becomes = sizes * copies.astype(np.int64)
+    sizes: Sizes = sum((sizes_of(each.combine_chunks()) for each in table.columns), np.zeros(frame.height, np.int64))
+    return divided(
+        call,
+        frame,
+        sizes.astype(np.float64) * copies,
+        lambda worst: f"{copies[worst]:,} rows would repeat {sizes[worst]:,} bytes of other columns, one per {per}",
+    )
+
+
+def divided(
+    call: Call, frame: pl.DataFrame, becomes: npt.NDArray[np.float64], why: Callable[[int], str]
+) -> Sequence[pl.DataFrame]:
+    """The rows in parts of about ``PART_BYTES``, or of one row. ``becomes``: the bytes of each.
+    ``why``: of the largest, what the message says. Raises ``BadRecordError`` for a row that becomes
+    too large."""
     worst = int(becomes.argmax())
     if becomes[worst] > ROW_BYTES_MAX:
-        raise BadRecordError(
-            f"{call}: {copies[worst]:,} rows would repeat {sizes[worst]:,} bytes of other columns, one per {per}: a row may "
-            f"become {ROW_BYTES_MAX:,} bytes"
-        )
-    part, large = np.cumsum(becomes) // PART_BYTES, becomes > PART_BYTES
+        raise BadRecordError(f"{call}: {why(worst)}: a row may become {ROW_BYTES_MAX:,} bytes")
+    part, large = np.cumsum(becomes.clip(0)) // PART_BYTES, becomes > PART_BYTES
     cuts = [0, *(np.flatnonzero((np.diff(part) > 0) | large[:-1] | large[1:]) + 1).tolist(), frame.height]
     return [frame.slice(first, end - first) for first, end in pairwise(cuts)]
 
@@ -96,22 +106,22 @@ def bytes_in(values: Iterable[Any], known: Known) -> int:
     return found
 
 
-def _sizes_of(column: pa.Array) -> Sizes:
+def sizes_of(column: pa.Array) -> Sizes:
     """The bytes of each value of a column."""
     kind, types = column.type, pa.types
     if types.is_struct(kind):
-        of_fields: Sizes = sum(map(_sizes_of, column.flatten()), np.zeros(len(column), np.int64))
+        of_fields: Sizes = sum(map(sizes_of, column.flatten()), np.zeros(len(column), np.int64))
         return of_fields
     if types.is_list(kind) or types.is_large_list(kind):
-        before = np.concatenate([[0], np.cumsum(_sizes_of(column.values))])
+        before = np.concatenate([[0], np.cumsum(sizes_of(column.values))])
         found: Sizes = np.diff(before[column.offsets.to_numpy()])
         return found
     if types.is_fixed_size_list(kind):
-        items = _sizes_of(column.values).reshape(-1, kind.list_size).sum(axis=1)
+        items = sizes_of(column.values).reshape(-1, kind.list_size).sum(axis=1)
         its: Sizes = items[column.offset : column.offset + len(column)]
         return its
     if types.is_dictionary(kind):
-        of_values = pa.array(_sizes_of(column.dictionary))
+        of_values = pa.array(sizes_of(column.dictionary))
         return _counted(of_values.take(column.indices))
     if types.is_null(kind):
         return np.zeros(len(column), np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from framework.operators.timestamps import times_of
 from framework.streams.hidden_columns import MARK, hidden_of
 from framework.streams.polars_frames import arrow_of, frame_of, refusing
 from framework.streams.row_growth_limits import copies_at_a_time, parts_of
+from framework.streams.value_growth_limits import Repeated, growing_in, parts_within
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology.arrow_columns import check_cast
 
@@ -109,6 +110,13 @@ class Step(ABC):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter(Step):
     condition: pl.Expr
+    growing: Sequence[Repeated] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "growing", growing_in([self.condition]))
+
+    def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        return parts_within(self.call, self.growing, frame)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         with refusing(self.call):
@@ -135,6 +143,13 @@ class Compute(Step):
 
     columns: Mapping[str, pl.Expr]
     keeps: bool
+    growing: Sequence[Repeated] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "growing", growing_in(self.columns.values()))
+
+    def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
+        return parts_within(self.call, self.growing, frame)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         named = [expression.alias(name) for name, expression in self.columns.items()]

@@ -16,7 +16,9 @@ from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
+from sinks.bounded_pages import pages_of
 from sinks.event_time.event_time_committer_base import Watermarks
+from sinks.event_time.session_sums import LargeSums, marks_in
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded
 from sinks.external_row_sorter import by_time, merged
 from sinks.state_committer import Fold
@@ -26,6 +28,8 @@ _START, _END = "session_start", "session_end"
 _PANE, _FIRST, _DUE = "session_pane", "first_at", "due_at"
 #: The most panes that are read in one step for several sessions.
 PANES_MAX = 20_000
+#: The most keys whose sessions are added together before they end.
+CHECKED_TOGETHER = 200
 _AT_PANE, _AT_FIRST, _AT_LAST = "@pane", "@first", "@last"
 
 
@@ -42,7 +46,9 @@ class SessionCommitter(AggregatingCommitter):
     session, and whose session would have ended before the watermark, in the same columns.
 
     The state has one row per ``gap`` of time in a session, so a record changes one row, however
-    long its session is, and however many sessions are open.
+    long its session is, and however many sessions are open. A record with which a sum of its
+    session leaves its type is bad. To find it, a transaction reads all rows of such a session if
+    the sum of one row is near that: beyond 2^40, or in the first seven of 38 digits.
 
     In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
@@ -63,11 +69,14 @@ class SessionCommitter(AggregatingCommitter):
     ) -> None:
         super().__init__(state, on=on, key=key, aggregates=aggregates, unit=unit, own=[_FIRST, _DUE])
         self.gap = micros_above_0(gap, "gap")
+        self._totals: dict[str, Any] = {}  # the types of the aggregates
+        self._sums = LargeSums({}, self._totals)
 
     # --- on the driver ----------------------------------------------------------------------------
 
     def _bind_state(self, partial: Fields) -> None:
         types = {name: partial.type_of(name) for name in self.aggregates}
+        self._totals, self._sums = types, LargeSums(self.aggregates, types)
         self.state.bind(self._state_key(partial), Fields.of({_FIRST: pa.int64(), _DUE: pa.int64(), **types}))
         self.state.backend.order_by(_DUE)
 
@@ -95,9 +104,11 @@ class SessionCommitter(AggregatingCommitter):
             for key in run:
                 own.panes[key] = None
                 del came[key]
+        marks = self._checked_sums(own, came) if self._sums else {}
         self._emit_folded(late, records)
         ending = [(key, pane) for key, pane in came.items() if watermarks.before < pane.due <= watermarks.after]
-        due = self._unchanged(watermarks, frozenset(came))
+        marks = {key: mark for key, mark in marks.items() if mark.due > watermarks.after}
+        due = self._unchanged(watermarks, came.keys() | marks.keys())
         for page in merged(due, ending, lambda each: by_time(each[1].due, each[0])):
             # A pane that was due before is part of a session that ends later.
             for sessions, read in self._ended(page, own.panes):
@@ -108,6 +119,7 @@ class SessionCommitter(AggregatingCommitter):
                     came.pop(key, None)
                 self.state.delete(gone)
                 self.state.write()
+        came |= marks
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
 
     def _folded(self) -> dict[Key, Folded]:
@@ -120,7 +132,10 @@ class SessionCommitter(AggregatingCommitter):
     def _unchanged(self, watermarks: Watermarks, came: Set[Key]) -> Iterator[list[tuple[Key, Pane]]]:
         """Pages of the panes that are due, and that the transaction's records do not change."""
         for page in self.state.due(_DUE, watermarks.before, watermarks.after, self._mine):
-            yield [(key, _pane(value)) for key, value in page if key not in came]
+            unchanged = [(key, value) for key, value in page if key not in came]
+            marks = marks_in(key for key, _ in unchanged)
+            self.state.delete(list(marks))
+            yield [(key, _pane(value)) for key, value in unchanged if key not in marks]
 
     def _merged(self, read: _Read, folded: Mapping[Key, Folded]) -> dict[Key, Pane]:
         """The panes that the transaction's records change, including these records."""
@@ -129,7 +144,8 @@ class SessionCommitter(AggregatingCommitter):
         for key, each in folded.items():
             first, last, *values = each.values
             came[key] = Pane(first, last + self.gap, tuple(values))
-        read.all(list(came))
+        marks = dict.fromkeys(map(self._sums.mark_of, came)) if self._sums else ()
+        read.all([*came, *marks])
         for key, pane in came.items():
             held = read.panes[key]
             if held is not None:
@@ -139,6 +155,56 @@ class SessionCommitter(AggregatingCommitter):
                 read.new.add(key)
             read.panes[key] = came[key]
         return came
+
+    def _checked_sums(self, own: _Read, came: Mapping[Key, Pane]) -> dict[Key, Pane]:
+        """The marks that the transaction changes. Raises ``BadRecordError`` for a session whose sum
+        leaves its type."""
+        sums, marks = self._sums, dict[Key, Pane]()
+        asked: dict[Key, list[Key]] = {}
+        for key, pane in came.items():
+            if own[sums.mark_of(key)] is not None or sums.large(pane):
+                asked.setdefault(key[:-1], []).append(key)
+        totals = []
+        for page in pages_of(asked.values(), CHECKED_TOGETHER):
+            for panes in self._sessions_at(_Read(self.state, own.panes), [key for keys in page for key in keys]):
+                whole = together(list(panes.values()), row_folder(self.aggregates))
+                totals.append(whole.values)
+                if any(map(sums.large, panes.values())):
+                    at = sums.mark_of(next(iter(panes)))
+                    before = marks.get(at) or own[at]
+                    marks[at] = sums.mark(max(whole.due, before.due if before is not None else whole.due))
+        if totals:
+            for (name, kind), values in zip(self._totals.items(), zip(*totals, strict=True), strict=True):
+                self._column(name, values, kind)
+        return marks
+
+    def _sessions_at(self, read: _Read, keys: Sequence[Key]) -> Iterator[dict[Key, Pane]]:
+        """The panes of each open session with one of these, in ascending order."""
+        found: dict[Key, dict[int, Pane]] = {}
+        for key in keys:
+            found.setdefault(key[:-1], {})[key[-1]] = read.at(key)
+        edges, ahead = [(key, step) for key in keys for step in (-1, 1)], 1
+        while edges:
+            read.all([self._beside(key, step * far) for key, step in edges for far in range(1, ahead + 1)])
+            edges = [
+                (last, step)
+                for key, step in edges
+                if (last := self._followed(read, key, step * ahead, found[key[:-1]])) is not None
+            ]
+            ahead = min(2 * ahead, max(1, PANES_MAX // max(1, len(edges))))
+        for key, panes in found.items():
+            for run in runs(panes, self.gap, panes):
+                yield {(*key, start): panes[start] for start in run}
+
+    def _followed(self, read: _Read, key: Key, steps: int, found: dict[int, Pane]) -> Key | None:
+        """Add the panes of a session after its pane ``key``, or before it. Return the last one if
+        there may be more."""
+        for _ in range(abs(steps)):
+            beside = self._joined(read, key, 1 if steps > 0 else -1)
+            if beside is None or beside[-1] in found:  # another one's way begins there
+                return None
+            found[beside[-1]], key = read.at(beside), beside
+        return key
 
     def _behind(self, read: _Read, came: Mapping[Key, Pane], watermark: int) -> list[list[Key]]:
         """Sessions that would have ended before the watermark, and touch no open session."""
@@ -195,12 +261,20 @@ class SessionCommitter(AggregatingCommitter):
     def _goes_on(self, read: _Read, keys: list[Key], steps: int) -> bool:
         """Add the panes before the last of these keys; return whether there may be more."""
         for _ in range(steps):
-            before = self._beside(keys[-1], -1)
-            pane = read[before]
-            if pane is None or not pane.reaches(read.at(keys[-1])):
+            before = self._joined(read, keys[-1], -1)
+            if before is None:
                 return False
             keys.append(before)
         return True
+
+    def _joined(self, read: _Read, key: Key, step: int) -> Key | None:
+        """The pane after this one (``step`` 1) or before it (-1), if both are of one session."""
+        beside = self._beside(key, step)
+        pane = read[beside]
+        if pane is None:
+            return None
+        one, other = (read.at(key), pane)[::step]
+        return beside if one.reaches(other) else None
 
     def _beside(self, key: Key, step: int) -> Key:
         return (*key[:-1], key[-1] + step * self.gap)

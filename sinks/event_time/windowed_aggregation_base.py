@@ -14,7 +14,7 @@ from framework.operators.timestamps import check_times
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
 from framework.topology.accepted_rows import OnRefused
-from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types
+from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types, results_column
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS, Passing
@@ -159,10 +159,14 @@ class AggregatingCommitter(WatermarkedCommitter):
         types = self._output_types()
         rows = zip(*((*each.key, each.start, each.end, *each.values) for each in ordered), strict=True)
         columns = [
-            pa.array(values, pa.int64()).cast(_MOMENT) if name in self._bounds else pa.array(values, kind)
+            pa.array(values, pa.int64()).cast(_MOMENT) if name in self._bounds else self._column(name, values, kind)
             for (name, kind), values in zip(types.items(), rows, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, names=list(types))
+
+    def _column(self, name: str, values: Sequence[Any], kind: Any) -> pa.Array:
+        """Raises ``BadRecordError`` for a value that its type does not hold."""
+        return results_column(f"component {self._component_id!r}", name, values, kind)
 
     def _emit_folded(self, late: Iterable[Closed], records: int) -> None:
         """Emit late records. ``records``: their number."""

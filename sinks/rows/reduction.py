@@ -78,7 +78,8 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
         alone |= np.isin(groups, groups[each])
     if changes.sequence is not None and alone.any():
         # A change that is left out must not give its values: only the table knows which are.
-        rounds = [np.flatnonzero(alone & (rank == each)) for each in range(int(rank[alone].max()) + 1)]
+        seen = np.flatnonzero(alone)[np.lexsort((rank[alone], groups[alone]))]
+        rounds = _one_per_key(groups, _seen(rows, deleted, unchanged, groups, seen, changes))
         found = [_acting(rows, deleted, unchanged, each, changes) for each in rounds]
         others = pa.array(np.flatnonzero(~alone))
         return [*found, *reduced(rows.take(others).append_column(DELETED, pa.array(deleted[~alone])), changes)]
@@ -188,6 +189,54 @@ def _after_a_delete(groups: Numbers, rank: Numbers, deleted: Truths) -> Truths:
     found = np.zeros(len(order), np.bool_)
     found[order[1:]] = deleted[order[:-1]] & (groups[order[1:]] == groups[order[:-1]])
     return found
+
+
+def _seen(
+    rows: pa.Table, deleted: Truths, unchanged: dict[int, Truths], groups: Numbers, places: Numbers, changes: Changes
+) -> Numbers:
+    """Those of the changes whose effect can be seen, whatever the table has. ``places``: all
+    changes of some keys, by key and in their order.
+
+    A change below one before it has no effect. The sequences of all others rise, so the table
+    leaves out the first ones of a key. A change therefore has no effect that can be seen if the
+    next one acts when it acts, is of its kind (deletes, leaves out values, or neither), and later
+    changes before the next deletion give all values that it gives. Nor has a change before a
+    deletion, unless the key has changes that leave out values, because these may be bad."""
+    sequence = pc.rank(rows.column(changes.sequence), "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    group = groups[places]
+    highest = np.maximum.accumulate(group * (rows.num_rows + 1) + sequence[places])
+    places = places[sequence[places] + group * (rows.num_rows + 1) == highest]
+    group, deletes = groups[places], deleted[places]
+    leaves = _any(unchanged)[places] if unchanged else np.zeros(len(places), np.bool_)
+    at = np.arange(len(places))
+    last_deleted = np.full(int(group.max()) + 1, -1)
+    np.maximum.at(last_deleted, group[deletes], at[deletes])
+    kept = (at >= last_deleted[group]) | np.isin(group, group[leaves])
+    places, group, deletes, leaves = places[kept], group[kept], deletes[kept], leaves[kept]
+    at, kind = np.arange(len(places)), np.where(deletes, DELETE, np.where(leaves, REPLACE, UPSERT))
+    kept = np.ones(len(places), np.bool_)
+    kept[:-1] = (group[1:] != group[:-1]) | (kind[1:] != kind[:-1])
+    run = np.cumsum(deletes | np.concatenate([[True], group[1:] != group[:-1]]))
+    for number, name in enumerate(rows.column_names):
+        if name in changes.key:
+            continue
+        gives = ~deletes
+        if changes.ignore_nulls:
+            gives &= rows.column(number).is_valid().to_numpy()[places]
+        if number in unchanged:
+            gives &= ~unchanged[number][places]
+        newest = np.full(int(run.max()) + 1, -1)
+        np.maximum.at(newest, run[gives], at[gives])
+        kept |= gives & (newest[run] == at)
+    return places[kept]
+
+
+def _one_per_key(groups: Numbers, places: Numbers) -> list[Numbers]:
+    """Rounds with at most one change per key each. ``places``: by key and in their order."""
+    group, at = groups[places], np.arange(len(places))
+    first = np.maximum.accumulate(np.where(np.concatenate([[True], group[1:] != group[:-1]]), at, 0))
+    which = at - first
+    return np.split(places[np.lexsort((places, which))], np.cumsum(np.bincount(which))[:-1])
 
 
 def _acting(

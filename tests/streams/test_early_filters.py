@@ -48,6 +48,11 @@ def written(stream: Stream, name: str = "out") -> None:
     stream.append_into(parquet(f"never/{name}"), name=name)
 
 
+def test_a_filter_whose_texts_a_record_makes_large_does_not_run_early() -> None:
+    assert compiled(lambda rows: written(rows.filter("LPAD(region, timestamp_ms, 'x') <> 'a'"))) is None
+    assert compiled(lambda rows: written(rows.filter("LPAD(region, 8, 'x') <> 'a'"))) is not None
+
+
 BATCH = pl.DataFrame({"region": ["eu", "us", None, "as"], "timestamp_ms": [1, 9, 5, 2]})
 
 

@@ -25,6 +25,7 @@ from ratchet import (
     mean,
     min_,
     parquet,
+    session,
     sliding,
     sqlite,
     sum_,
@@ -165,7 +166,11 @@ def test_values_of_pandas_that_arrow_refuses_are_bad_records(take: int, tmp_path
 
 
 @pytest.mark.parametrize("take", [1, 5, 1000])
-@pytest.mark.parametrize("windows", [tumbling("3 min"), sliding("4 min", "1 min")], ids=["tumbling", "sliding"])
+@pytest.mark.parametrize(
+    "windows",
+    [tumbling("3 min"), sliding("4 min", "1 min"), session("30 s")],
+    ids=["tumbling", "sliding", "session"],
+)
 def test_a_sum_of_a_window_beyond_its_type_leaves_others_as_they_are(take: int, windows: Any, tmp_path: Path) -> None:
     """The records of the window come in one transaction, or in several."""
 
@@ -181,5 +186,5 @@ def test_a_sum_of_a_window_beyond_its_type_leaves_others_as_they_are(take: int, 
         return [row for row in shop.test({"numbers": records}, take=take)["out"] if row["k"] == "x"]
 
     good = [("x", 1, float(minute)) for minute in range(20)]
-    hostile = [*good[:10], *[("b", 2**63 - 1, 10 + part / 10) for part in range(3)], *good[10:]]
+    hostile = [*good[:10], *[("b", 2**63 - 1, 10 + part * 0.4) for part in range(3)], *good[10:]]
     assert closed(hostile) == closed(good) != []

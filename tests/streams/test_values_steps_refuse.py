@@ -19,7 +19,7 @@ from framework.streams.function_calls import calls_of
 from framework.streams.function_steps import FunctionMap
 from framework.streams.ports import EarlyFilter
 from framework.streams.row_growth_limits import PART_BYTES
-from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Explode, Step, Windows
+from framework.streams.stateless_steps import WINDOW_END, WINDOW_START, Compute, Explode, Step, Windows
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.transactions import MemoryStore
@@ -190,3 +190,60 @@ def test_the_bytes_of_every_type_count(nested: str) -> None:
     with pytest.raises(BadRecordError, match=r"explode\('tags'\): 10,000 rows .* 'tags'"):
         list(step.parts(frame))
     assert [each.height for each in step.parts(frame[:2])] == [2]
+
+
+# --- values whose size another value says ---------------------------------------------------------
+
+SIZED = Fields(n=int, s=str, t=str, w=int, xs=pa.list_(pa.int64()), texts=pa.list_(pa.string()), at=pa.timestamp("us"))
+C = pl.col
+#: The first record is small. Of the second, each of these makes more than 256 MiB.
+SMALL = [1, "ab", "b", 2, [0, 1], ["a", "b"], 100]
+HUGE = [2, "b" * 20_000, "c" * 20_000, 1 << 31, [0] * 20_000, ["x" * 20_000] * 20, 1 << 40]
+LENGTHS: dict[str, Any] = {
+    "LPAD": "LPAD(s, w, 'x')",
+    "RPAD": "RPAD(s, w, '\u00e9')",
+    "pad_start": C("s").str.pad_start(C("w")),
+    "zfill": C("s").str.zfill(C("w") + 1),
+    "nested": C("s").str.pad_end(C("w")).str.pad_start(C("w").cast(pl.String).str.len_bytes()),
+    "branch": "CASE WHEN w < 10 THEN s ELSE LPAD(s, w, 'x') END",
+    "repeat_by": C("s").repeat_by(C("w") // 100_000),
+    "repeat_by of lists": C("xs").repeat_by(C("w") // 100_000),
+    "int_ranges": pl.int_ranges(0, C("w")),
+    "GENERATE_SERIES": "GENERATE_SERIES(1, w)",
+    "negative step": pl.int_ranges(C("w"), 0, -1),
+    "linear_spaces": pl.linear_spaces(0, 1, C("w")),
+    "datetime_ranges": pl.datetime_ranges(pl.lit(datetime.datetime(1970, 1, 1)), "at", "1us"),
+    "date_ranges": pl.date_ranges(pl.date(1970, 1, 1), pl.date(1970, 1, 1) + pl.duration(days=C("w") // 40), "1d"),
+    "replace_all": C("s").str.replace_all("b", C("t")),
+    "REPLACE": "REPLACE(s, 'b', t)",
+    "join": C("xs").cast(pl.List(pl.String)).list.join(C("t")),
+    "ARRAY_TO_STRING": "ARRAY_TO_STRING(xs, t)",
+    "sample": C("texts").list.sample(C("w") // 100_000, with_replacement=True, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_record_that_says_how_large_a_value_becomes_is_left_out(name: str, tmp_path: Path) -> None:
+    def stream(rows: Stream) -> Stream:
+        return rows.with_columns(made=LENGTHS[name]).filter("made IS NOT NULL")
+
+    rows = [SMALL, HUGE, [3, *SMALL[1:]], [4, "a", "b", None, [], [], None]]
+    assert [n for n in kept(stream, rows, SIZED, tmp_path) if n < 4] == [1, 3]
+
+
+@pytest.mark.parametrize("width", [-1, -(1 << 62), 1 << 62, None])
+@pytest.mark.parametrize("text", ["LPAD(s, w, 'x')", "RPAD(s, w, 'x')"])
+def test_lengths_beyond_all_texts_are_refused(width: int | None, text: str, tmp_path: Path) -> None:
+    rows = [SMALL, [2, "a", "b", width, [], [], 0], [3, *SMALL[1:]]]
+    found = kept(lambda s: s.filter(f"{text} <> 'a' OR w IS NULL"), rows, SIZED, tmp_path)
+    assert found == ([1, 2, 3] if width is None else [1, 3])
+
+
+def test_values_that_records_make_large_are_made_in_parts() -> None:
+    columns = {"s": pl.col("s").str.pad_start(pl.col("w"))}
+    step = Compute(call=CALL, schema=SIZED.select(["n", "s", "w"]).schema(), columns=columns, keeps=True)
+    frame = pl.DataFrame({"n": range(100), "s": ["a"] * 100, "w": [1 << 20] * 100})
+    parts = list(step.parts(frame))
+    assert pl.concat(parts).equals(frame)
+    assert max(each["w"].sum() for each in parts) <= PART_BYTES
+    assert step.narrowed(frozenset(["n"])).growing == ()

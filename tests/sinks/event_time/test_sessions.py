@@ -21,6 +21,7 @@ from sinks import (
     CountWindowCommitter,
     First,
     Last,
+    Mean,
     MemoryBackend,
     OpaqueMapState,
     Reduce,
@@ -182,3 +183,81 @@ def test_batches_tasks_and_failures_change_no_session(drawn: Any, take: int, fau
     assert sorted(sent) == sorted(expected([row for rows in drawn for row in rows], watermark))
     assert all(row["times"] == 1 and row["paid"] == Decimal("0.10") * row["clicks"] for row in done.table("sent"))
     assert done.table("late") == []
+
+
+MOST = 2**63 - 1
+PAID = Fields(user=str, at=int, paid=int)
+
+
+def summing(lag: int) -> Topology:
+    spout = OpaqueMemoryTransactionalSpout({0: []}, PAID, 10, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("visits", "clicks", spout)
+    watermark = WatermarkCommitter(
+        OpaqueMapState(MemoryBackend()), "at", out_of_orderness=lag, max_ahead="1000000 days"
+    )
+    builder.set_bolt("watermark", watermark).global_grouping("clicks").global_grouping("clicks", CLOCK_STREAM)
+    sums = {"paid": Sum("paid"), "clicks": Count(), "mean": Mean("paid")}
+    sessions = SessionCommitter(OpaqueMapState(MemoryBackend()), 5, on="at", key=["user"], aggregates=sums)
+    builder.set_bolt("visits", sessions, 2).fields_grouping("clicks", Fields("user")).all_grouping("watermark")
+    return builder.build()
+
+
+def sums_of(done: Any) -> list[tuple[str, int, int]]:
+    return sorted((row["user"], row["session_start"].timestamp(), row["paid"]) for row in done.rows("visits"))
+
+
+@pytest.mark.rule("C51")
+@pytest.mark.parametrize("take", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("hostile", "sums"),
+    [
+        pytest.param([(12, MOST), (16, MOST)], [MOST], id="next-part"),
+        pytest.param([(12, -MOST), (16, -MOST)], [-MOST], id="below"),
+        pytest.param([(12, MOST), (20, MOST), (16, 0)], [MOST, MOST], id="connected"),
+        pytest.param([(12, 2**62), (16, 2**62 - 1), (8, 1)], [MOST], id="small-and-earlier"),
+        pytest.param([(12, MOST), (16, 0), (20, 0), (24, 0), (28, 1)], [MOST], id="small-and-later"),
+        pytest.param([(12, MOST), (16, -5), (20, 5), (24, 1)], [MOST], id="balanced"),
+    ],
+)
+def test_a_session_whose_sum_leaves_its_type_leaves_out_a_record(
+    take: int, hostile: list[tuple[int, int]], sums: list[int]
+) -> None:
+    good = [["a", at, 1] for at in range(0, 40, 2)]
+    rows = [*good, *(["b", at, paid] for at, paid in hostile), ["a", 99, 1], ["b", 99, 0], ["a", 200, 0]]
+    done = run_on(summing(lag=60), {0: rows}, take=take)
+    assert [each for each in sums_of(done) if each[0] == "a"] == [("a", 0, 20), ("a", 99, 1)]
+    assert [paid for user, at, paid in sums_of(done) if user == "b" and at < 99] == sums
+    assert [row["session_pane"] % 5_000_000 for row in done.table("visits")] == [0]
+
+
+@pytest.mark.rule("C51")
+@settings(max_examples=examples(40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 40), st.sampled_from([MOST, -MOST, 2**62, 2**41, 1, -1, 0])),
+        max_size=25,
+    ),
+    st.integers(1, 4),
+)
+def test_sums_of_sessions_are_those_of_the_records_that_fit(drawn: list[tuple[str, int, int]], take: int) -> None:
+    fitting: list[tuple[str, int, int]] = []
+    for record in drawn:
+        if all(-MOST - 1 <= total <= MOST for *_, total in sessions_of([*fitting, record])):
+            fitting.append(record)
+    rows = [*map(list, drawn), *(["a", at, 0] for at in (2_000, 4_000))]
+    done = run_on(summing(lag=100), {0: rows}, take=take)
+    found = [each for each in sums_of(done) if each[1] < 2_000]
+    if take == 1:
+        assert found == sessions_of(fitting)
+    assert all(-MOST - 1 <= total <= MOST for *_, total in found)
+    assert [row["session_pane"] for row in done.table("visits")] == [4_000_000_000]
+
+
+def sessions_of(rows: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    found: list[list[Any]] = []
+    for user, at, paid in sorted(rows):
+        if found and found[-1][0] == user and at - found[-1][2] < 5:
+            found[-1][2], found[-1][3] = at, found[-1][3] + paid
+        else:
+            found.append([user, at, at, paid])
+    return [(user, first, paid) for user, first, _, paid in found]
