@@ -25,6 +25,7 @@ from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.timers import TimerCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed_committer import WindowedCommitter
+from sinks.table_join import TableJoiningCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
@@ -310,3 +311,23 @@ def test_constraints_that_are_checked_at_the_end_refuse_single_rows(database: Da
     status = ended(topology(AppendCommitter(database.table("appended"), ["shop", "orders"])))
     assert database.rows("appended", "shop, orders") == KEPT
     assert (status.left_out_rows, status.bad_records) == (3, 0)
+
+
+def test_windows_that_are_joined_with_a_table_are_left_out(made: Database) -> None:
+    """The records of the table are in no row of their own."""
+    given = {0: [*FIRST, *CLOSING]}
+    spout = OpaqueMemoryTransactionalSpout(given, ROW, 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("enriched", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder.set_bolt("shops", Renamed("opened_at")).global_grouping("orders")
+    joined = TableJoiningCommitter(OpaqueMapState(MemoryBackend()), key=["shop"], table="opened_at")
+    builder.set_bolt("joined", joined).global_grouping("windows").global_grouping("shops")
+    builder.set_bolt("sink", dict(sinks(made))["appended"]).global_grouping("joined")
+    status = ended(builder.build())
+    assert made.rows("appended", "shop, orders") == KEPT
+    assert (status.left_out_rows, status.attempts_failed) == (3, 0)
