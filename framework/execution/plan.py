@@ -349,7 +349,8 @@ def _rows_fall_due(topology: Graph, component: Component) -> bool:
 def _falls_due(topology: Graph, stream: Subscription) -> bool:
     """Whether all rows of a stream fall due by time, or are made of such rows."""
     source = topology[stream.component_id]
-    committer = source.instance if isinstance(source.instance, Committer) else None
+    bolt: Any = source.instance
+    committer = bolt if isinstance(bolt, Committer) else None
     if committer is not None and stream.stream in committer.due_streams:
         return True
     made_of = [
