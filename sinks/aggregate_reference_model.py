@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.errors import BadRecordError
 from framework.topology import (
     ArrowBolt,
     Committer,
@@ -31,6 +32,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
+from framework.topology.accepted_rows import OnRefused
 from framework.topology.canonical_form import RowForm, canonical_column, python_values
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
 from sinks.backend import Key, Row, Value
@@ -337,6 +339,7 @@ class Recount(ArrowBolt, Committer):
 
     deterministic = True
     commits_on_driver = True
+    takes_batches_whole = True
 
     def __init__(self, folder: Path, key: Sequence[str], aggregates: Mapping[str, Aggregate], output: Fields) -> None:
         self._key = tuple(key)
@@ -348,6 +351,7 @@ class Recount(ArrowBolt, Committer):
         self._batches: list[pa.RecordBatch] = []
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
+        self._on_refused: OnRefused | None = None
 
     def narrow(self, key: Key) -> None:
         self._only = key
@@ -364,7 +368,12 @@ class Recount(ArrowBolt, Committer):
     ) -> None:
         self._collector, self._attempt = collector, batch_id
 
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._on_refused = on_refused
+
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        if any(batch.column(name).null_count for name in self._key):
+            raise BadRecordError("a key field is null")
         if self._only is not None:
             batch = self._narrowed(batch, self._only)
         if batch.num_rows:
@@ -389,10 +398,26 @@ class Recount(ArrowBolt, Committer):
             self.state.columns.add(before, groups[key])
             for key, before in zip(keys, self.state.tallies(keys), strict=True)
         ]
+        if self._on_refused is not None:
+            keys, tallies = self._accepted(keys, tallies, self._on_refused)
         self.state.put_tallies(keys, tallies)
         self.state.commit(self._attempt)
         subscribed = getattr(self._collector, "subscribed", None)
         return self._emitted(keys, tallies) if subscribed is None or subscribed() else []
+
+    def _accepted(
+        self, keys: Sequence[Key], tallies: Sequence[dict[str, Any]], on_refused: OnRefused
+    ) -> tuple[list[Key], list[dict[str, Any]]]:
+        """Without the keys for which a value is beyond its type: they stay as they were."""
+        kept: list[tuple[Key, dict[str, Any]]] = []
+        for each in zip(keys, tallies, strict=True):
+            try:
+                self._emitted(each[:1], each[1:])
+            except (pa.ArrowException, ArithmeticError, ValueError) as error:
+                on_refused(BadRecordError(f"key {each[0]!r}: {error}"))
+            else:
+                kept.append(each)
+        return [key for key, _ in kept], [tally for _, tally in kept]
 
     def _grouped(self) -> dict[Key, dict[str, list[Any]]]:
         """For each key and column, the values of the column's field in the order of arrival."""

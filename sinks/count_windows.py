@@ -29,7 +29,7 @@ from sinks.backend import Key, Value
 from sinks.bounded_pages import pages_within
 from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS, size_of
 from sinks.keyed_committer import KeyedCommitter, one_stream
-from sinks.state_committer import Fold
+from sinks.state_committer import Fold, check_no_null_key
 from sinks.states import MapState
 
 _FIRST, _END, _COUNT = "window_start", "window_end", "records"
@@ -108,6 +108,7 @@ class CountWindowCommitter(KeyedCommitter):
         self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
+        check_no_null_key(self._component_id, self.key, batch)
         self._batches.append(batch)
 
     def finish_batch(self) -> Iterable[pa.RecordBatch]:

@@ -30,6 +30,7 @@ class KeyedCommitter(ArrowBolt, Committer):
 
     deterministic = True
     commits_on_driver = True
+    takes_batches_whole = True
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         name = type(self).__name__

@@ -65,7 +65,7 @@ def check_key_types(component_id: str, source: Input, key: Sequence[str]) -> Non
             )
 
 
-def check_no_null_key(component_id: str, key: Sequence[str], rows: pa.Table) -> None:
+def check_no_null_key(component_id: str, key: Sequence[str], rows: pa.Table | pa.RecordBatch) -> None:
     """Raise ``BadRecordError`` for a null in a key column."""
     for name in key:
         if rows.column(name).null_count:
@@ -258,6 +258,15 @@ class Fold(Combiner):
         self._on_refused = on_refused
 
     def add(self, batch: pa.RecordBatch) -> None:
+        parts = [batch] if self._on_refused is None else accepted(batch, self._with_keys, self._on_refused)
+        for part in parts:
+            self._keep(part)
+
+    def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        check_no_null_key(self._component_id, self._key, batch)
+        return batch
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
         self._rows.append(batch)
         self._row_count += batch.num_rows
         if self._row_count >= GROUPED_AT_ROWS:

@@ -507,7 +507,8 @@ class MapState(KeyedState, RebuildableState):
         return value[0] if self.backend.value_columns == 1 else value
 
     def _merge_here(self, deltas: pa.Table, aggregates: Mapping[str, Aggregate]) -> pa.Table:
-        """For backends without ``apply``: read, merge, put."""
+        """For backends without ``apply``: read, merge, put. Puts nothing if it raises
+        ``BadRecordError``."""
         commit = self._begun()
         names = [name for name in deltas.schema.names if name not in aggregates]
         keys: list[Key] = list(zip(*(python_values(deltas.column(name), name) for name in names), strict=True))
@@ -518,10 +519,11 @@ class MapState(KeyedState, RebuildableState):
         merged, nothing = row_merger(aggregates), (None,) * len(aggregates)
         ours = all(each.merge_rule or each.derived_from for each in aggregates.values())
         values: list[Value] = []
+        written: dict[Key, Row] = {}
         for key, change in zip(keys, changes, strict=True):
             row = commit.found[key]
             if row is None:
-                commit.written[key] = self._replaced(None, commit, change)
+                written[key] = self._replaced(None, commit, change)
                 values.append(change)
             elif self._skips(row, commit):
                 values.append(row.value if row.value is not None else nothing)
@@ -529,12 +531,13 @@ class MapState(KeyedState, RebuildableState):
                 value = merged(self._base(row, commit.stamp.txid) or nothing, change)
                 # a function of the user's may return any value
                 value = value if ours else self._formed(value, 1)
-                commit.written[key] = self._replaced(row, commit, value)
+                written[key] = self._replaced(row, commit, value)
                 values.append(value)
         columns = {name: deltas.column(name) for name in names}
         for name, column in zip(aggregates, zip(*values, strict=True) if values else ((),) * len(nothing), strict=True):
             kind = deltas.schema.field(name).type
             columns[name] = pa.chunked_array([results_column(self.location, name, column, kind)])
+        commit.written.update(written)
         return pa.table(columns)
 
     def _open_standalone(self, attempt: TransactionAttempt) -> Header:

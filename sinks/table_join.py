@@ -87,6 +87,9 @@ class TableJoiningCommitter(KeyedCommitter):
         if self.deleted is not None and self.sequence_by is not None:
             self.state.backend.order_by(_FORGET)
 
+    def sends_rows_of(self, fields: Fields) -> bool:
+        return self.table not in fields
+
     def state_settings(self) -> Mapping[str, Any]:
         return {
             "key": list(self.key),

@@ -343,13 +343,22 @@ def _leaves_out_rows(topology: Graph, component: Component) -> bool:
 
 
 def _rows_fall_due(topology: Graph, component: Component) -> bool:
-    for sub in component.subscriptions:
-        source = topology[sub.component_id]
-        bolt: Any = source.instance
-        emits_due = isinstance(bolt, Committer) and sub.stream in bolt.due_streams
-        if not emits_due and not (source.subscriptions and _rows_fall_due(topology, source)):
-            return False
-    return True
+    return all(_falls_due(topology, each) for each in component.subscriptions)
+
+
+def _falls_due(topology: Graph, stream: Subscription) -> bool:
+    """Whether all rows of a stream fall due by time, or are made of such rows."""
+    source = topology[stream.component_id]
+    bolt: Any = source.instance
+    committer = bolt if isinstance(bolt, Committer) else None
+    if committer is not None and stream.stream in committer.due_streams:
+        return True
+    made_of = [
+        each
+        for each in source.subscriptions
+        if committer is None or committer.sends_rows_of(topology[each.component_id].streams[each.stream])
+    ]
+    return bool(made_of) and all(_falls_due(topology, each) for each in made_of)
 
 
 def _task_component(topology: Graph, component: Component, leaves_out_rows: bool) -> TaskComponent:

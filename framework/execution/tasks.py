@@ -272,13 +272,14 @@ class _Runner:
     def _execute_in_parts(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> None:
         """Give a bolt the rows of a batch that it does not refuse."""
         for emitted in accepted(batch, partial(self._emitted, bolt), self._leave_out):
-            for each in emitted:
-                self._deliver(*each)
+            for stream, rows, task in emitted:
+                self._deliver(stream, decode_batch(rows), task)
 
-    def _emitted(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch, int | None]]:
+    def _emitted(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> list[tuple[str, Payload, int | None]]:
         """What a bolt emits for a batch, when it has taken all of it."""
-        emitted: list[tuple[str, pa.RecordBatch, int | None]] = []
-        self.collector.sink = lambda *each: emitted.append(each)
+        emitted: list[tuple[str, Payload, int | None]] = []
+        spill = Spill(f"{self.component.id}: it emits more rows for a batch")
+        self.collector.sink = lambda stream, rows, task: emitted.append((stream, spill.keep(rows), task))
         try:
             self._emit_all(bolt.execute_arrow(batch))
         finally:

@@ -371,6 +371,11 @@ class Committer:
     #: (ADR 126).
     due_streams: frozenset[str] = frozenset()
 
+    def sends_rows_of(self, fields: Fields) -> bool:
+        """Whether rows of an input with these fields become rows that it emits. False for an input
+        that only changes what other rows are joined with."""
+        return True
+
     def leave_out_refused(self, on_refused: OnRefused) -> None:
         """Called in the commit phase, after ``prepare``, where all rows fall due by time, and may
         be left out. ``finish_batch`` then writes the rows that its store accepts, and calls

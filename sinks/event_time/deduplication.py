@@ -32,6 +32,8 @@ class DeduplicatingCommitter(WatermarkedCommitter):
     In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
 
+    due_streams = frozenset()  # a row is a record of its transaction
+
     def __init__(
         self,
         state: MapState,
@@ -62,6 +64,7 @@ class DeduplicatingCommitter(WatermarkedCommitter):
             declarer.declare(self._fields, LATE_STREAM)
 
     def _take(self, batch: pa.RecordBatch) -> None:
+        self._check_records(batch, self.on, self.unit)
         self._batches.append(batch)
 
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:

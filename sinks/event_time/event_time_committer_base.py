@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.observe.logs import get_logger
+from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import (
     DEFAULT_STREAM,
@@ -22,6 +23,7 @@ from framework.topology import (
 from framework.topology.groupings import AllGrouping
 from sinks.event_time.watermark import WATERMARK_FIELDS
 from sinks.keyed_committer import KeyedCommitter
+from sinks.state_committer import check_no_null_key
 from sinks.states import MapState
 
 _log = get_logger()
@@ -96,7 +98,12 @@ class WatermarkedCommitter(KeyedCommitter):
 
     @abstractmethod
     def _take(self, batch: pa.RecordBatch) -> None:
-        """Keep records until ``finish_batch``."""
+        """Keep records until ``finish_batch``; none of a batch that has a bad one."""
+
+    def _check_records(self, batch: pa.RecordBatch, on: str, unit: str) -> None:
+        """Raise ``BadRecordError`` for a record without a key or an event time."""
+        check_no_null_key(self._component_id, self.key, batch)
+        times_of(batch.column(on), on, unit)
 
     def finish_batch(self) -> Iterator[pa.RecordBatch]:
         """Commits while its result is read: due rows are written page by page (ADR 113)."""

@@ -57,6 +57,8 @@ class JoiningCommitter(PairCommitter):
             raise TopologyError(f"JoiningCommitter: how is {how!r}: give 'inner', 'left', 'right' or 'outer'")
         self.within, self.how = micros_of(within, "within"), how
         self._outer = (how in ("left", "outer"), how in ("right", "outer"))
+        if not any(self._outer):
+            self.due_streams = frozenset()  # the second record of a pair is one of its transaction
 
     # --- on the driver ----------------------------------------------------------------------------
 

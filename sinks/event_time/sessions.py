@@ -19,7 +19,7 @@ from sinks.backend import Key
 from sinks.bounded_pages import pages_of
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.session_sums import LargeSums, marks_in
-from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded
+from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded, TimedFold
 from sinks.external_row_sorter import by_time, merged
 from sinks.state_committer import Fold
 from sinks.states import MapState
@@ -315,11 +315,12 @@ def _pane(value: Any) -> Pane:
     return Pane(first, due, tuple(values))
 
 
-class _PaneFold(Combiner):
+class _PaneFold(TimedFold):
     """Assigns a pane to each record, and folds."""
 
     def __init__(self, fold: Fold, committer: SessionCommitter) -> None:
-        self._fold, self._committer = fold, committer
+        super().__init__(fold)
+        self._committer = committer
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -328,6 +329,3 @@ class _PaneFold(Combiner):
         times = times_of(batch.column(its.on), its.on, its.unit)
         panes = pane_starts(times, its.gap)
         self._fold.add(its._with_times(batch, {_AT_PANE: panes, _AT_FIRST: times, _AT_LAST: times}))
-
-    def finish(self) -> pa.RecordBatch | None:
-        return self._fold.finish()

@@ -142,6 +142,7 @@ class TimerCommitter(WatermarkedCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _take(self, batch: pa.RecordBatch) -> None:
+        self._check_records(batch, self.on, self.unit)
         self._batches.append(batch)
 
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:

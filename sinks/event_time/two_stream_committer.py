@@ -96,7 +96,9 @@ class PairCommitter(WatermarkedCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _take(self, batch: pa.RecordBatch) -> None:
-        self._came[self._on[1] in batch.schema.names].append(batch)
+        side = self._on[1] in batch.schema.names
+        self._check_records(batch, self._on[side], self.unit)
+        self._came[side].append(batch)
 
     def _new(self, number: int, watermark: int) -> Iterator[Came]:
         """The records of a side, in the order of arrival. Sends late ones to their stream."""

@@ -28,7 +28,7 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.accepted_rows import OnRefused
+from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
@@ -202,7 +202,8 @@ class WatermarkCommitter(ArrowBolt, Committer):
 
 
 class Passing(Combiner):
-    """Applies a combiner to records, and passes on the rows of a stream with other columns."""
+    """Applies a combiner to records, and passes on the rows of a stream with other columns. The
+    combiner keeps no row of a batch for which ``add`` raises ``BadRecordError``."""
 
     def __init__(self, columns: Fields, make: Callable[[], Combiner]) -> None:
         self._columns, self._make = list(columns), make
@@ -221,7 +222,11 @@ class Passing(Combiner):
             self._records = self._make()
             if self._on_refused is not None:
                 self._records.leave_out_refused(self._on_refused)
-        self._records.add(batch)
+        if self._on_refused is None:
+            self._records.add(batch)
+        else:
+            for _ in accepted(batch, self._records.add, self._on_refused):
+                pass
 
     def finish(self) -> pa.RecordBatch | None:
         if self._passed:

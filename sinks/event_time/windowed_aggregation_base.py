@@ -43,6 +43,19 @@ class Folded(NamedTuple):
     values: Value
 
 
+class TimedFold(Combiner):
+    """The base of combiners that add the columns of time to records, and fold."""
+
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+
+    def leave_out_refused(self, on_refused: OnRefused) -> None:
+        self._fold.leave_out_refused(on_refused)
+
+    def finish(self) -> pa.RecordBatch | None:
+        return self._fold.finish()
+
+
 class AggregatingCommitter(WatermarkedCommitter):
     """Folds records per key and time range. ``_folding`` adds the columns of the times, whose names
     no field can have."""

@@ -16,13 +16,13 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
-from framework.topology.accepted_rows import OnRefused, accepted
+from framework.topology.accepted_rows import accepted
 from framework.topology.canonical_form import python_values
 from sinks import external_row_sorter
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import Watermarks
-from sinks.event_time.windowed_aggregation_base import RECORDS, AggregatingCommitter
+from sinks.event_time.windowed_aggregation_base import RECORDS, AggregatingCommitter, TimedFold
 from sinks.external_row_sorter import by_time
 from sinks.state_committer import Fold
 from sinks.states import MapState
@@ -221,11 +221,12 @@ class WindowedCommitter(AggregatingCommitter):
         return list(zip(*columns, strict=True))
 
 
-class _WindowFold(Combiner):
+class _WindowFold(TimedFold):
     """Assigns windows to each record, and folds."""
 
     def __init__(self, fold: Fold, committer: WindowedCommitter) -> None:
-        self._fold, self._committer = fold, committer
+        super().__init__(fold)
+        self._committer = committer
 
     def add(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
@@ -234,12 +235,6 @@ class _WindowFold(Combiner):
         assigned = its.window.assign(times_of(batch.column(its.on), its.on, its.unit))
         rows = batch.take(pa.array(assigned.rows)) if its.window.step < its.window.length else batch
         self._fold.add(its._with_times(rows, {_AT_START: assigned.starts, _AT_END: assigned.ends}))
-
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
-        self._fold.leave_out_refused(on_refused)
-
-    def finish(self) -> pa.RecordBatch | None:
-        return self._fold.finish()
 
 
 def _ending(rows: pa.Table, after: int, upto: int) -> pa.Table:

@@ -170,6 +170,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
     def _group(self, connection: Any) -> AbstractContextManager[Any]:
         return StatementGroup(connection) if self.can_undo else nullcontext(connection)
 
+    def _check_immediately(self, connection: Any) -> None:
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
     def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
         return super()._is_first(ungrouped(connection), writer, txid)
 

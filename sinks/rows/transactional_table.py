@@ -321,8 +321,13 @@ class RowTable(TableDefinition):
                 raise
             self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
 
+        self._check_immediately(connection)
         for _ in accepted(rows, saved, refused.append):
             pass
+
+    def _check_immediately(self, connection: Any) -> None:
+        """Let the sql_txn check each statement against the constraints that it would check when it
+        commits, if the database can do that."""
 
     # --- under the header of another table --------------------------------------------------------
 

@@ -18,8 +18,14 @@ from framework.topology.bolts import Bolt
 from framework.topology.planning_time_stream import CLOCK_STREAM
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum, UpsertCommitter
+from sinks.count_windows import CountWindowCommitter
+from sinks.event_time.deduplication import DeduplicatingCommitter
+from sinks.event_time.interval_join import JoiningCommitter
+from sinks.event_time.sessions import SessionCommitter
+from sinks.event_time.timers import TimerCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed_committer import WindowedCommitter
+from sinks.table_join import TableJoiningCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
@@ -167,8 +173,161 @@ def test_sums_of_windows_beyond_their_type_lose_their_key() -> None:
         OpaqueMapState(MemoryBackend()), tumbling(86_400), on="window_end", key=["shop"], aggregates={"n": Sum("n")}
     )
     builder.set_bolt("days", days).global_grouping("minutes").all_grouping("watermark")
-    built = builder.build()
-    status = ended(built)
+    built, store = builder.build(), MemoryStore()
+    status = ended(built, store)
     held = {key: built["totals"].states[0].get(key) for key in ("a", "b", "late", "z")}  # type: ignore[attr-defined]
     assert held == {"a": None, "b": 10, "late": huge, "z": 2}
     assert status.left_out_rows == 4  # of "a" and "late", in totals and in days
+    report = verify(built, store)
+    assert report.right, report.lines()
+
+
+class Unnamed(ArrowBolt):
+    """Below the windows: a record each, of which some shops have no ``field``."""
+
+    deterministic = True
+    takes_batches_whole = True
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        moments = pc.divide(batch.column("window_end").cast(pa.int64()), 1_000_000)
+        columns = {"shop": batch.column("shop"), "at": moments, "orders": batch.column("orders")}
+        of = pc.starts_with(batch.column("shop"), "refused")
+        columns[self._field] = pc.if_else(of, pa.scalar(None, columns[self._field].type), columns[self._field])
+        yield pa.RecordBatch.from_arrays([*columns.values()], names=[*columns])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"shop": pa.string(), "at": pa.int64(), "orders": pa.int64()}))
+
+
+def committer(name: str) -> Bolt:
+    state: Any = OpaqueMapState(MemoryBackend())
+    own: dict[str, Any] = {"key": ["shop"], "aggregates": {"orders": Sum("orders")}}
+    makers: dict[str, Any] = {
+        "windows of windows": lambda: WindowedCommitter(state, tumbling(3600), on="at", **own),
+        "sessions": lambda: SessionCommitter(state, 10, on="at", **own),
+        "count windows": lambda: CountWindowCommitter(state, 2, **own),
+        "totals": lambda: StateCommitter(state, **own),
+        "first": lambda: DeduplicatingCommitter(state, key=["shop"], on="at", within=10),
+        "alarms": lambda: _Alarms(state, on="at", key=["shop"], output=Fields(shop=str)),
+    }
+    return makers[name]()
+
+
+class _Alarms(TimerCommitter):
+    def on_record(self, entry: Any, record: Any, at: Any) -> None:
+        entry.emit(shop=record["shop"])
+
+    def on_timer(self, entry: Any, at: Any) -> None:
+        """Sets none."""
+
+
+@pytest.mark.parametrize("field", ["shop", "at"])
+@pytest.mark.parametrize("name", ["windows of windows", "sessions", "count windows", "totals", "first", "alarms"])
+def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: str, field: str) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("due", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder.set_bolt("unnamed", Unnamed(field)).global_grouping("windows")
+    below = builder.set_bolt("below", committer(name)).global_grouping("unnamed")
+    takes_times = name not in ("count windows", "totals")
+    if takes_times:
+        below.all_grouping("watermark")
+    built, store = builder.build(), MemoryStore()
+    status = ended(built, store)
+    assert (status.left_out_rows, status.bad_records) == (3 if takes_times or field == "shop" else 0, 0)
+    assert status.attempts_failed == 0
+    report = verify(built, store)
+    assert report.right, report.lines()
+
+
+@pytest.mark.parametrize("name", ["first", "pairs"])
+def test_a_row_that_is_a_record_of_its_transaction_has_a_record_to_blame(made: Database, name: str) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: FIRST}, ROW, 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("pairs", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    state: Any = OpaqueMapState(MemoryBackend())
+    if name == "first":
+        emits: Any = DeduplicatingCommitter(state, key=["shop"], on="at", within=1)
+        builder.set_bolt(name, emits).global_grouping("orders").all_grouping("watermark")
+    else:
+        builder.set_bolt("paid", Renamed("paid_at")).global_grouping("orders")
+        emits = JoiningCommitter(state, key=["shop"], left="at", right="paid_at", within=0)
+        builder.set_bolt(name, emits).global_grouping("orders").global_grouping("paid").all_grouping("watermark")
+    builder.set_bolt("counted", Counted()).global_grouping(name)
+    builder.set_bolt("sink", dict(sinks(made))["appended"]).global_grouping("counted")
+    with structlog.testing.capture_logs() as logs:
+        status = ended(builder.build())
+    assert status.left_out_rows == 0
+    assert [each["offset"] for each in logs if each["event"] == "record.refused"] == [1, 2, 5]
+    assert made.rows("appended", "shop, orders") == [("a", 1), ("a", 1), ("b", 1), ("c", 1)]
+
+
+class Renamed(ArrowBolt):
+    """Gives ``at`` another name."""
+
+    deterministic = True
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        yield batch.rename_columns(["shop", self._name])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"shop": pa.string(), self._name: pa.int64()}))
+
+
+class Counted(ArrowBolt):
+    """Shops, with one order each."""
+
+    deterministic = True
+    takes_batches_whole = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        orders = pa.array([1] * batch.num_rows, pa.int64())
+        yield pa.RecordBatch.from_arrays([batch.column("shop"), orders], names=["shop", "orders"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
+
+
+def test_constraints_that_are_checked_at_the_end_refuse_single_rows(database: Database) -> None:
+    if not isinstance(database, PostgresDatabase):
+        pytest.skip("SQLite cannot check them earlier, and MariaDB has none")
+    database.run("CREATE TABLE shops (shop text PRIMARY KEY)")
+    database.run("INSERT INTO shops VALUES ('a'), ('b'), ('c'), ('z')")
+    database.run(
+        'CREATE TABLE "appended" (shop text REFERENCES shops DEFERRABLE INITIALLY DEFERRED, orders bigint, _txid bigint)'
+    )
+    status = ended(topology(AppendCommitter(database.table("appended"), ["shop", "orders"])))
+    assert database.rows("appended", "shop, orders") == KEPT
+    assert (status.left_out_rows, status.bad_records) == (3, 0)
+
+
+def test_windows_that_are_joined_with_a_table_are_left_out(made: Database) -> None:
+    """The records of the table are in no row of their own."""
+    given = {0: [*FIRST, *CLOSING]}
+    spout = OpaqueMemoryTransactionalSpout(given, ROW, 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("enriched", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder.set_bolt("shops", Renamed("opened_at")).global_grouping("orders")
+    joined = TableJoiningCommitter(OpaqueMapState(MemoryBackend()), key=["shop"], table="opened_at")
+    builder.set_bolt("joined", joined).global_grouping("windows").global_grouping("shops")
+    builder.set_bolt("sink", dict(sinks(made))["appended"]).global_grouping("joined")
+    status = ended(builder.build())
+    assert made.rows("appended", "shop, orders") == KEPT
+    assert (status.left_out_rows, status.attempts_failed) == (3, 0)
