@@ -219,6 +219,7 @@ def routed(state: MapState, wrong: str = "", tasks: int = 3) -> TransactionalTop
     return builder
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.behaviour("1.10")
 def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
@@ -233,6 +234,7 @@ def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
     assert counts(state, list(expected)) == expected
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -3,8 +3,9 @@ runs that too.
 
 ``@pytest.mark.slow`` marks a test, or one of its parameters: a campaign of kills, a fault that
 takes its time, one more executor for what another one shows already. ``slow_for("mysql")`` makes a
-test slow for the parameters that are named so, ``quick_for("sqlite")`` for all others. Where slow
-tests alone hold a promise, ``docs/promises.md`` says so.
+test slow for the parameters that are named so, ``quick_for("sqlite")`` for all others. A test of
+many combinations of parameters is marked ``each_value_once``: so many of them are quick that each
+value comes once. Where slow tests alone hold a promise, ``docs/promises.md`` says so.
 
 ``make test`` is to end within ten minutes on two cores. A test that takes more than two seconds
 there is slow, unless nothing quicker holds a promise, or tests what its file is for.
@@ -50,16 +51,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: for nights and releases (make test-all); make test leaves it out")
     config.addinivalue_line("markers", "slow_for(*names): slow for the parameters with these names")
+    config.addinivalue_line("markers", "each_value_once: slow, but for combinations with each value of each parameter")
     config.addinivalue_line("markers", "quick_for(*names): slow for all parameters but those with these names")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _keep_each_value_once(items)
     marks.note(config, items)
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("slow") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+
+
+def _keep_each_value_once(items: list[pytest.Item]) -> None:
+    """Make all combinations of parameters slow but a few in which each value of each parameter
+    comes, if a test is marked so."""
+    tests: dict[str, dict[pytest.Item, set[tuple[int, str]]]] = {}
+    for item in items:
+        if item.get_closest_marker("each_value_once") is not None and item.get_closest_marker("slow") is None:
+            values = set(enumerate(item.callspec._idlist))  # type: ignore[attr-defined]
+            tests.setdefault(item.nodeid.partition("[")[0], {})[item] = values
+    for combinations in tests.values():
+        left = set().union(*combinations.values())
+        quick = set()
+        while left:
+            quick.add(best := max(combinations, key=lambda item: len(combinations[item] & left)))
+            left -= combinations[best]
+        for item in combinations.keys() - quick:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -155,6 +155,7 @@ def test_records_that_a_bolt_refuses_are_left_out_and_all_others_count_once(
     assert verify(topology, store).right
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("take", [100, 7])
 def test_records_that_only_a_sink_refuses_are_taken_out_after_a_roll_back(
@@ -383,6 +384,7 @@ FOLDED: dict[str, tuple[str, Callable[[], Aggregate]]] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("which", FOLDED)
 @pytest.mark.parametrize("where", ["file", "memory"])

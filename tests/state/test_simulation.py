@@ -53,6 +53,7 @@ WORLDS_PER_MUTATION = 3_000
 NO_LOSSES = tuple(each for each in ALL_TROUBLES if each not in LOSSES)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.slow_for("all", "late records")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
@@ -85,6 +86,7 @@ def whole_checkpoint_met(met: Counter[str], every: int) -> None:
         assert met["store"] >= 5
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("how", CRASHES)

@@ -41,6 +41,11 @@ RULES = {
         BackendContract.test_null_absent_and_deleted_are_three_things,
     ],
 }
+for _test in (
+    BackendContract.test_a_fault_between_any_two_steps,
+    BackendContract.test_a_state_that_becomes_opaque_replays_from_before_the_open_transaction,
+):
+    pytest.mark.each_value_once(_test)
 for _rule, _tests in RULES.items():
     for _test in _tests:
         pytest.mark.rule(_rule)(_test)

@@ -194,6 +194,7 @@ def whole(name: str) -> list[tuple[Emitted, dict[Key, Any]]]:
     return [(attempt(committer, txid, 1), live(state)) for txid in range(1, len(BATCHES) + 1)]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (3, 2)], ids=str)
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 @pytest.mark.parametrize("name", MAKERS)

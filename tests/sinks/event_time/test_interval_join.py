@@ -82,6 +82,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 3, 9])
 @pytest.mark.parametrize(
     ("how", "alone"),
