@@ -34,7 +34,7 @@ MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same code has the same result: new schedules are found by make test-all and the simulator.
 settings.register_profile(
-    USUAL, settings.get_profile("all"), derandomize=True, max_examples=settings.get_profile("all").max_examples // 4
+    USUAL, settings.get_profile("all"), derandomize=True, max_examples=settings.get_profile("all").max_examples // 10
 )
 
 

@@ -31,7 +31,7 @@ WORLDS_MAX = 300
 def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int, often: Often) -> None:
     troubles = TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     struck: Counter[str] = Counter()
-    worlds = often(4, 12)
+    worlds = often(2, 12)
     for number in itertools.count():
         if number >= worlds and set(+struck) == set(troubles):  # all of them have struck, and no other
             break

@@ -5,7 +5,9 @@ runs that too.
 takes its time, one more executor for what another one shows already. ``slow_for("mysql")`` makes a
 test slow for the parameters that are named so, ``quick_for("sqlite")`` for all others. A test of
 many combinations of parameters is marked ``each_value_once``: so many of them are quick that each
-value comes once. Where slow tests alone hold a promise, ``docs/promises.md`` says so.
+value comes once. Of a class marked ``rules_only``, one more backend under the contract that others
+pass, the tests of rules are quick. Where slow tests alone hold a promise, ``docs/promises.md`` says
+so.
 
 ``make test`` is to end within ten minutes on two cores. A test that takes more than two seconds
 there is slow, unless nothing quicker holds a promise, or tests what its file is for.
@@ -37,9 +39,9 @@ _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
 _OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb", "apicurio": "apicurio"}
-#: Tests of tools that work on the rows of a table, whatever the database: on MariaDB they are slow.
+#: Tests of what works on the rows of a table, whatever the database: on MariaDB they are slow.
 #: Its tables have the whole contract of writing in make test.
-_TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror_inspection.py", "test_rebuild.py"}
+_TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror.py", "test_mirror_inspection.py", "test_rebuild.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: for nights and releases (make test-all); make test leaves it out")
     config.addinivalue_line("markers", "slow_for(*names): slow for the parameters with these names")
     config.addinivalue_line("markers", "each_value_once: slow, but for combinations with each value of each parameter")
+    config.addinivalue_line("markers", "rules_only: slow, but for tests of a rule of the protocol")
     config.addinivalue_line("markers", "quick_for(*names): slow for all parameters but those with these names")
 
 
@@ -98,9 +101,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec: Any = getattr(item, "callspec", None)
     if _is_slow_for(item, callspec.id if callspec is not None else ""):
         item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("rules_only") is not None and item.get_closest_marker("rule") is None:
+        item.add_marker(pytest.mark.slow)
     parameters = callspec.params if callspec is not None else {}
     if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
         item.add_marker(pytest.mark.slow)  # the spout's kind matters to the driver alone, wherever tasks run
+    if parameters.get("runner") == "collapsed" and item.path.name != "test_executors.py":
+        item.add_marker(pytest.mark.slow)  # tests of the executor itself show what one task for a batch changes
     if parameters.get("database") == "mysql" and item.path.name in _TOOLS_ON_TABLES:
         item.add_marker(pytest.mark.slow)
 
@@ -153,7 +160,7 @@ def often(in_all: bool) -> Often:
 
 
 def examples(whole: int) -> int:
-    """How many examples a property has: so many in ``make test-all``, a quarter of them in
+    """How many examples a property has: so many in ``make test-all``, a tenth of them in
     ``make test``, where they are the same at each run.
     """
-    return whole // 4 if settings.get_current_profile_name() == USUAL else whole
+    return whole // 10 if settings.get_current_profile_name() == USUAL else whole

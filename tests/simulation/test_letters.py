@@ -37,7 +37,7 @@ def silent() -> Iterator[None]:
 def test_each_record_is_in_the_sinks_or_has_one_letter_or_was_dropped(seed: int, often: Often) -> None:
     coverage: Coverage = Counter()
     ends = {("replayed", "letter"), ("came back", "letter"), ("dropped", "letter")}
-    schedules = often(30, 600)
+    schedules = often(8, 600)
     for number in range(SCHEDULES_MAX):
         if number >= schedules and all(coverage[each] for each in ends):
             break

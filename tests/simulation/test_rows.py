@@ -20,7 +20,7 @@ from tests.simulation.table_world import SimTable
 
 pytestmark = pytest.mark.rule("C41")
 
-SCHEDULES = 40
+SCHEDULES = 20
 SCHEDULES_PER_MUTATION = 300
 
 

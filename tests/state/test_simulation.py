@@ -68,7 +68,7 @@ def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(
         expected -= {"source is away"}  # nobody asks for its position
     if trouble == "all" and not in_all:
         expected = set()  # each trouble has a test case of its own
-    worlds = often(3, 8)
+    worlds = often(1, 8)
     for number in itertools.count():
         if number >= worlds and expected <= set(+struck):
             break
@@ -99,7 +99,7 @@ def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(
     seed.
     """
     met: Counter[str] = Counter()
-    every = often(6, 1)
+    every = often(12, 1)
     for step in itertools.count(1 + seed % every, every):
         world = simulate(seed, exact=exact, words=24, troubles=(), crash=(step, how))
         if world.crashed is None:
@@ -194,7 +194,7 @@ def test_words_that_cannot_be_processed_are_dead_letters_once_and_no_other_word_
     letters = 0
     expected = set() if trouble == "all" else set(troubles) - {"failed tuple"}
     for number in itertools.count():
-        if number >= often(2, 30) and letters and expected <= set(+struck):
+        if number >= often(1, 30) and letters and expected <= set(+struck):
             break
         assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
         world = simulate(

@@ -280,6 +280,7 @@ def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: 
     assert peaks[2] < 1.5 * peaks[1], peaks
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_pairs_of_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join_inputs, "PAGE_KEYS", 50)
     peaks = []
