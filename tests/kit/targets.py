@@ -86,9 +86,16 @@ def _keep_each_value_once(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """Nothing that is collected becomes garbage."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """The collected tests stay to the end: the garbage collector need not look through them again
     and again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

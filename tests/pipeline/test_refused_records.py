@@ -182,6 +182,7 @@ def test_the_order_decides_which_record_is_the_one_too_many(tmp_path: Path) -> N
     assert set(refused(store)) == {("0", 1)}
 
 
+@pytest.mark.slow
 def test_a_topology_leaves_out_more_records_than_its_plans_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
