@@ -39,9 +39,14 @@ _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
 _OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb", "apicurio": "apicurio"}
-#: Tests of what works on the rows of a table, whatever the database: on MariaDB they are slow.
-#: Its tables have the whole contract of writing in make test.
-_TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror.py", "test_mirror_inspection.py", "test_rebuild.py"}
+#: Tests of what works on the rows of a table, whatever the database -> where they are slow: tables
+#: there have the whole contract of writing in make test.
+_ON_TABLES = {
+    "test_inspection.py": {"mysql", "postgres"},
+    "test_mirror.py": {"mysql"},
+    "test_mirror_inspection.py": {"mysql", "postgres"},
+    "test_rebuild.py": {"mysql", "postgres"},
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,7 +120,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.slow)  # the spout's kind matters to the driver alone, wherever tasks run
     if parameters.get("runner") == "collapsed" and item.path.name != "test_executors.py":
         item.add_marker(pytest.mark.slow)  # tests of the executor itself show what one task for a batch changes
-    if parameters.get("database") == "mysql" and item.path.name in _TOOLS_ON_TABLES:
+    if parameters.get("database") in _ON_TABLES.get(item.path.name, ()):
         item.add_marker(pytest.mark.slow)
 
 
