@@ -24,7 +24,7 @@ use a module-scoped fixture share a process by module. The rest run wherever the
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -91,16 +91,19 @@ def _keep_each_value_once(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Nothing that is collected becomes garbage."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
     """The collected tests stay to the end: the garbage collector need not look through them again
     and again."""
-    gc.enable()
     gc.collect()
     gc.freeze()
 
