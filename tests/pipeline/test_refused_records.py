@@ -137,6 +137,7 @@ def expected(rows: list[list[Any]]) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.quick_for("OpaqueMapState")
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_that_a_bolt_refuses_are_left_out_and_all_others_count_once(
     tmp_path: Path, kind: type[MapState]
@@ -429,6 +430,7 @@ class PostgresRuns(KafkaRuns):
         return builder.build()
 
 
+@pytest.mark.quick_for("native")
 @pytest.mark.quick_for("True-native", "False-python")
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)

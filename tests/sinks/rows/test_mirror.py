@@ -282,6 +282,7 @@ def test_one_step_is_a_whole_commit(database: Database) -> None:
     assert rows(database) == [(1, "anna")] and rows(database, "things") == [(1, "pen")]
 
 
+@pytest.mark.slow_for("postgres")
 @pytest.mark.slow_for("mysql")
 def test_a_kill_before_any_statement_is_repaired_by_the_replay(
     database: Database, monkeypatch: pytest.MonkeyPatch
