@@ -9,7 +9,7 @@ SCHEDULES ?= 100000
 # Hundreds of processes share what one has compiled, also where the environment tells Python to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-short test-all test-starved test-unit test-integration test-containers faults fuzz compare soak soak-core lint audit bench simulate docs wheels lock clean
+.PHONY: run test test-short test-embedded test-beside test-servers test-all test-starved test-unit test-integration test-containers faults fuzz compare soak soak-core lint audit bench simulate docs wheels lock clean
 
 run: $(STAMP)
 	$(BIN)/python -m framework.run
@@ -20,12 +20,19 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup -
 
 # What CI runs: every promise, each in its shortest form. docs/promises.md says which are held by test-all only.
 test: $(STAMP)
-	$(MAKE) --no-print-directory --jobs 2 lint test-short
+	$(MAKE) --no-print-directory --jobs 2 test-embedded test-beside
 
-# The linters use one core: beside the tests they cost no time.
-test-short: $(STAMP)
+test-short: test-embedded test-servers
+
+test-embedded: $(STAMP)
 	$(PYTEST) --ignore tests/servers
-	$(PYTEST) --all --servers=containers $(IN_CONTAINERS)
+
+# The linters use one core, and containers are waited for: beside the other tests they cost little time.
+test-beside: lint
+	$(MAKE) --no-print-directory test-servers PROCESSES=2
+
+test-servers: $(STAMP)
+	$(PYTEST) --servers=containers $(IN_CONTAINERS)
 
 # Nights and releases: the slow tests too, everything that can run in containers, long simulations.
 test-all: $(STAMP) lint

@@ -4,16 +4,13 @@ fresh names for each test.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import sys
 import tempfile
 import uuid
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,20 +22,19 @@ from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedi
 from integration.folder_permissions import open_folder
 from integration.server_launcher import CHOICES, CONTAINERS, VARIABLE, chosen
 from tests.kit import class_archives
+from tests.kit.searching import usual_seed
 from tests.kit.spark import CLUSTER, SparkMasters
 from tests.kit.targets import USUAL
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
-#: Name of a test -> the seed that it takes in ``make test``.
-SEEDS: dict[str, int] = json.loads((Path(__file__).parent / "kit" / "seeds.json").read_text(encoding="utf-8"))
 MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 
 # A shared machine may be slow at any moment: a slow test has not failed.
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same code has the same result: new schedules are found by make test-all and the simulator.
 settings.register_profile(
-    USUAL, settings.get_profile("all"), derandomize=True, max_examples=settings.get_profile("all").max_examples // 4
+    USUAL, settings.get_profile("all"), derandomize=True, max_examples=settings.get_profile("all").max_examples // 10
 )
 
 
@@ -187,8 +183,7 @@ def seed(request: pytest.FixtureRequest, in_all: bool) -> int:
     the same: that of ``tests/kit/seeds.json``, for a test that looks for what few seeds show, or
     one that follows from the name of the test.
     """
-    named = SEEDS.get(request.node.name, zlib.crc32(request.node.name.encode()) % 10**6)
-    usual = random.SystemRandom().randrange(10**6) if in_all else named
+    usual = random.SystemRandom().randrange(10**6) if in_all else usual_seed(request.node.name)
     chosen_seed = int(os.environ.get("RATCHET_SEED", usual))
     print(f"seed {chosen_seed} (repeat with RATCHET_SEED={chosen_seed})")
     return chosen_seed

@@ -44,6 +44,17 @@ def test_marks_make_some_parameters_slow(tmp_path: Path) -> None:
         "@pytest.mark.parametrize('which', ['sqlite', 'other'])\n"
         "@pytest.mark.parametrize('often', [1, 2, 3])\n"
         "def test_most(often, which): ...\n"
+        "@pytest.mark.rule('C1')\n"
+        "@pytest.mark.each_value_once\n"
+        "@pytest.mark.parametrize('which', ['a', pytest.param('b', marks=pytest.mark.slow), 'c'])\n"
+        "@pytest.mark.parametrize('often', [1, 2, 3])\n"
+        "def test_each(often, which): ...\n"
+        "@pytest.mark.rules_only\n"
+        "class TestOther:\n"
+        "    @pytest.mark.behaviour('3.2')\n"
+        "    def test_no_rule(self): ...\n"
+        "    @pytest.mark.rule('C1')\n"
+        "    def test_rule(self): ...\n"
     )
     quick = [each.test.rsplit("::")[-1] for each in collected(file) if not each.slow]
     assert quick == [
@@ -52,6 +63,10 @@ def test_marks_make_some_parameters_slow(tmp_path: Path) -> None:
         "test_most[1-sqlite]",
         "test_most[3-sqlite]",
         "test_most[3-other]",
+        "test_each[1-a]",
+        "test_each[2-c]",
+        "test_each[3-a]",
+        "test_rule",
     ]
 
 

@@ -203,6 +203,7 @@ def test_a_java_that_spark_cannot_use_is_told_before_spark_starts(user: User, ve
     assert answer.returncode == 2
 
 
+@pytest.mark.slow_for("sys.exit in a bolt")
 @pytest.mark.quick_for("sys.exit in a bolt", "a record that is not JSON", "a topic that is missing")
 @pytest.mark.integration
 @pytest.mark.parametrize("mistake", WHILE_IT_RUNS)

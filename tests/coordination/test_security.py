@@ -58,6 +58,7 @@ def opened(values: dict[str, object]) -> CoordinationStore:
     return store_of(Config.of(values))
 
 
+@pytest.mark.slow
 def test_tls_with_sasl_connects_and_leaves_no_znode_open_to_others(
     server: ZooKeeperServer, certificates: Certificates, name: str
 ) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from framework.acking import RotatingMap
 from framework.acking.ack_reports import Roots
 from framework.core.spout_pending import Emitted, EmittedRows, Pending, Told
+from tests.kit.targets import Often
 
 BUCKETS = 3
 
@@ -19,10 +20,10 @@ def told_of(told: Told) -> dict[int, Emitted]:
     return dict(zip(range(told.first, told.first + told.size), told.each(), strict=True))
 
 
-def test_random_rounds_leave_the_same_pending_and_tell_the_same(seed: int) -> None:
+def test_random_rounds_leave_the_same_pending_and_tell_the_same(seed: int, often: Often) -> None:
     chance = random.Random(seed)
     settled = expired = 0
-    for _ in range(60):
+    for _ in range(often(15, 60)):
         runs, single = Pending(BUCKETS), RotatingMap[int, Emitted](BUCKETS)
         following = chance.randrange(1 << 40)
         for _ in range(chance.randrange(5, 40)):

@@ -32,18 +32,36 @@ from tests.kit.task_workers import Overhearing
 from tests.kit.waiting import PATIENCE_S, WATCH_S
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> WorkerSettings:
-    plan = CorePlan(plan_execution(word_count(tmp_path, 10, spouts=1)), {}, ackers=1, pending_max=100)
+def settings_of(folder: Path) -> WorkerSettings:
+    plan = CorePlan(plan_execution(word_count(folder, 10, spouts=1)), {}, ackers=1, pending_max=100)
     return WorkerSettings.of(plan, 60.0, None)
 
 
-@pytest.fixture
-def worker(settings: WorkerSettings) -> Iterator[Address]:
+@contextlib.contextmanager
+def started(settings: WorkerSettings) -> Iterator[Address]:
     address = start_worker(settings, 0)
     yield address
     if alive(address.pid):
         os.kill(address.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> WorkerSettings:
+    return settings_of(tmp_path)
+
+
+@pytest.fixture
+def worker(settings: WorkerSettings) -> Iterator[Address]:
+    with started(settings) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerSettings, Address]]:
+    """A task worker that no test kills, or lets work."""
+    settings = settings_of(tmp_path_factory.mktemp("idle"))
+    with started(settings) as address:
+        yield settings, address
 
 
 def gone(pid: int, seconds: float = PATIENCE_S) -> bool:
@@ -118,20 +136,23 @@ def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
             os.kill(each.pid, signal.SIGKILL)
 
 
-def test_a_connection_without_the_key_is_refused(settings: WorkerSettings, worker: Address) -> None:
+def test_a_connection_without_the_key_is_refused(idle: tuple[WorkerSettings, Address]) -> None:
+    settings, worker = idle
     with pytest.raises(EOFError):
         connect(worker.place, Credentials.new(None), 10.0)
     assert courier(settings, worker).ask(0, "ping") is None
 
 
-@pytest.fixture
-def listening(settings: WorkerSettings) -> Iterator[tuple[WorkerSettings, Address]]:
-    """A task worker that listens on the network, as on a cluster."""
-    settings = replace(settings, credentials=Credentials.new(new_pem()), driver_host="127.0.0.1")
-    address = start_worker(settings, 0)
-    yield settings, address
-    if alive(address.pid):
-        os.kill(address.pid, signal.SIGKILL)
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WorkerSettings, Address]]:
+    """A task worker that listens on the network, as on a cluster; no test kills it."""
+    settings = replace(
+        settings_of(tmp_path_factory.mktemp("listening")),
+        credentials=Credentials.new(new_pem()),
+        driver_host="127.0.0.1",
+    )
+    with started(settings) as address:
+        yield settings, address
 
 
 @pytest.mark.slow
@@ -189,8 +210,9 @@ def test_a_worker_answers_two_rounds_that_overlap_on_channels_of_their_own(
 
 
 def test_the_reason_why_a_worker_cannot_be_reached_is_told(
-    settings: WorkerSettings, worker: Address, monkeypatch: pytest.MonkeyPatch
+    idle: tuple[WorkerSettings, Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings, worker = idle
     assert unreachable(worker, settings.credentials) is None
     assert "does not reach task worker 0" in (unreachable(worker, Credentials.new(None)) or "")
     monkeypatch.setattr(worker_client, "REACH_S", 0.5)

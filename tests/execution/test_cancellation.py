@@ -105,6 +105,7 @@ def test_a_task_that_hangs_is_timed_out_and_its_slot_is_free_again(runner: Any, 
         assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(6)
 @pytest.mark.parametrize("runner", SPREAD_ONLY[1:], indirect=True)
 def test_a_worker_that_is_killed_costs_an_attempt(runner: Any, tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class Odd(DataFrameBolt):
         declarer.declare(Fields(word=str))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("what", "message"),
     [

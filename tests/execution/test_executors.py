@@ -307,6 +307,7 @@ def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: ty
         run.wait_until_caught_up(PATIENCE_S)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("values", "message"),
     [

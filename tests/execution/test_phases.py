@@ -156,6 +156,7 @@ def test_the_time_of_each_component_is_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert record.attempts[0].component_ms == {"spout": 0.0, "A": 4_000.0, "B": 40_000.0, "C": 400_000.0}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("1.8")
 @pytest.mark.parametrize("where", ["B", "C", "D"])
 def test_a_commit_phase_that_fails_is_replayed_from_the_start_of_the_transaction(
@@ -284,6 +285,7 @@ def test_rows_that_get_lost_between_the_phases_fail_the_attempt(
     assert re.search(r"edge A->C: \d+ rows sent, \d+ received", reasons[0])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("1.7", "1.11")
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.rule("C31")
@@ -310,6 +312,7 @@ def test_rows_that_a_committer_emits_in_execute_reach_bolts_in_the_same_task(
         assert received[("D", task)] == received[("C", task)] + 3
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("1.10")
 @pytest.mark.parametrize("grouping", ["shuffle", "none", "local_or_shuffle"])
 def test_two_tasks_share_the_records_of_one_partition(runner: Any, tmp_path: Path, grouping: str) -> None:

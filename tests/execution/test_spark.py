@@ -179,6 +179,7 @@ class Dying(MemoryTransactionalSpout):
         return reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "starts"), [(1, True), (10, False)])
 def test_a_start_survives_the_loss_of_a_worker_that_warms_up(
     spark: str, tmp_path: Path, times: int, starts: bool

@@ -219,6 +219,7 @@ def routed(state: MapState, wrong: str = "", tasks: int = 3) -> TransactionalTop
     return builder
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.behaviour("1.10")
 def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
@@ -233,6 +234,7 @@ def test_direct_grouping_brings_each_tuple_to_the_task_that_its_sender_named(
     assert counts(state, list(expected)) == expected
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -272,6 +274,7 @@ def word_count(spout: Any, path: Path) -> tuple[Any, MapState]:
     return builder.build(), state
 
 
+@pytest.mark.behaviour("2.7")
 def test_an_opaque_spout_goes_on_without_a_partition_that_is_away(runner: Any, tmp_path: Path) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 6, 1: [["b"]] * 6}, Fields(word=str), 2)
     spout.make_unavailable(1)
@@ -284,6 +287,7 @@ def test_an_opaque_spout_goes_on_without_a_partition_that_is_away(runner: Any, t
     assert counts(state, "ab") == {"a": 6, "b": 6}
 
 
+@pytest.mark.behaviour("2.7")
 def test_a_transactional_spout_waits_for_a_partition_that_is_away(runner: Any, tmp_path: Path) -> None:
     spout = MemoryTransactionalSpout({0: [["a"]] * 6, 1: [["b"]] * 6}, Fields(word=str), 2)
     topology, state = word_count(spout, tmp_path / "x.db")

@@ -3,8 +3,11 @@ runs that too.
 
 ``@pytest.mark.slow`` marks a test, or one of its parameters: a campaign of kills, a fault that
 takes its time, one more executor for what another one shows already. ``slow_for("mysql")`` makes a
-test slow for the parameters that are named so, ``quick_for("sqlite")`` for all others. Where slow
-tests alone hold a promise, ``docs/promises.md`` says so.
+test slow for the parameters that are named so, ``quick_for("sqlite")`` for all others. A test of
+many combinations of parameters is marked ``each_value_once``: so many of them are quick that each
+value comes once. Of a class marked ``rules_only``, one more backend under the contract that others
+pass, the tests of rules are quick. Where slow tests alone hold a promise, ``docs/promises.md`` says
+so.
 
 ``make test`` is to end within ten minutes on two cores. A test that takes more than two seconds
 there is slow, unless nothing quicker holds a promise, or tests what its file is for.
@@ -21,7 +24,7 @@ use a module-scoped fixture share a process by module. The rest run wherever the
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -36,9 +39,14 @@ _SPARK = {"spark", "cluster", "spark_masters"}
 _SERVERS = {"servers", "topics"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
 _OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb", "apicurio": "apicurio"}
-#: Tests of tools that work on the rows of a table, whatever the database: on MariaDB they are slow.
-#: Its tables have the whole contract of writing in make test.
-_TOOLS_ON_TABLES = {"test_inspection.py", "test_mirror_inspection.py", "test_rebuild.py"}
+#: Tests of what works on the rows of a table, whatever the database -> where they are slow: tables
+#: there have the whole contract of writing in make test.
+_ON_TABLES = {
+    "test_inspection.py": {"mysql", "postgres"},
+    "test_mirror.py": {"mysql"},
+    "test_mirror_inspection.py": {"mysql", "postgres"},
+    "test_rebuild.py": {"mysql", "postgres"},
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,16 +58,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: for nights and releases (make test-all); make test leaves it out")
     config.addinivalue_line("markers", "slow_for(*names): slow for the parameters with these names")
+    config.addinivalue_line("markers", "each_value_once: slow, but for combinations with each value of each parameter")
+    config.addinivalue_line("markers", "rules_only: slow, but for tests of a rule of the protocol")
     config.addinivalue_line("markers", "quick_for(*names): slow for all parameters but those with these names")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _keep_each_value_once(items)
     marks.note(config, items)
     if not config.getoption("--all"):
         left_out = [item for item in items if item.get_closest_marker("slow") is not None]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+
+
+def _keep_each_value_once(items: list[pytest.Item]) -> None:
+    """Make all combinations of parameters slow but a few in which each value of each parameter
+    comes, if a test is marked so."""
+    tests: dict[str, dict[pytest.Item, set[tuple[int, str]]]] = {}
+    for item in items:
+        if item.get_closest_marker("each_value_once") is not None and item.get_closest_marker("slow") is None:
+            values = set(enumerate(item.callspec._idlist))  # type: ignore[attr-defined]
+            tests.setdefault(item.nodeid.partition("[")[0], {})[item] = values
+    for combinations in tests.values():
+        left = set().union(*combinations.values())
+        quick = set()
+        while left:
+            quick.add(best := max(combinations, key=lambda item: len(combinations[item] & left)))
+            left -= combinations[best]
+        for item in combinations.keys() - quick:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing that is collected becomes garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -77,10 +116,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec: Any = getattr(item, "callspec", None)
     if _is_slow_for(item, callspec.id if callspec is not None else ""):
         item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("rules_only") is not None and item.get_closest_marker("rule") is None:
+        item.add_marker(pytest.mark.slow)
     parameters = callspec.params if callspec is not None else {}
     if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
         item.add_marker(pytest.mark.slow)  # the spout's kind matters to the driver alone, wherever tasks run
-    if parameters.get("database") == "mysql" and item.path.name in _TOOLS_ON_TABLES:
+    if parameters.get("runner") == "collapsed" and item.path.name != "test_executors.py":
+        item.add_marker(pytest.mark.slow)  # tests of the executor itself show what one task for a batch changes
+    if parameters.get("database") in _ON_TABLES.get(item.path.name, ()):
         item.add_marker(pytest.mark.slow)
 
 
@@ -132,7 +175,7 @@ def often(in_all: bool) -> Often:
 
 
 def examples(whole: int) -> int:
-    """How many examples a property has: so many in ``make test-all``, a quarter of them in
+    """How many examples a property has: so many in ``make test-all``, a tenth of them in
     ``make test``, where they are the same at each run.
     """
-    return whole // 4 if settings.get_current_profile_name() == USUAL else whole
+    return whole // 10 if settings.get_current_profile_name() == USUAL else whole

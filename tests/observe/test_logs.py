@@ -44,6 +44,7 @@ def test_nothing_is_printed_unless_it_is_asked_for() -> None:
     assert printed("") == ("", "")
 
 
+@pytest.mark.quick_for("configured by us")
 @pytest.mark.parametrize(
     ("ask", "environment"),
     [
@@ -67,6 +68,7 @@ def test_the_first_line_of_a_child_process_obeys_the_level_of_its_parent() -> No
     assert "low" not in err and first.startswith("{") and "high" in first, err
 
 
+@pytest.mark.quick_for("False")
 @pytest.mark.parametrize("json_lines", [False, True])
 def test_a_disk_that_is_full_ends_no_run(json_lines: bool) -> None:
     ask = f"configure_logging(json_lines={json_lines}); from framework.observe import ProgressLines"

@@ -353,6 +353,7 @@ def served() -> Iterator[Served]:
     stop()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("host", "status"),
     [

@@ -59,6 +59,7 @@ def test_streaming_word_count_matches_a_counter(
     assert counts == Counter(word for line in lines for word in exactly_once_word_count.words_of(line))
 
 
+@pytest.mark.slow_for("spark")
 @pytest.mark.behaviour("4.2", "4.8")
 @pytest.mark.parametrize("executor", ["local", "spark"])
 def test_joined_streams_replays_both_tuples_of_a_failed_pair(executor: str, spark: str) -> None:

@@ -36,6 +36,7 @@ def runs(request: pytest.FixtureRequest, topics: Topics, name: str, tmp_path: Pa
 # --- which records --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.1", "2.2")
 @pytest.mark.fault(20)
 def test_new_topics_and_partitions_are_picked_up_while_running_from_their_beginning(
@@ -89,6 +90,7 @@ def test_a_first_start_begins_where_it_says_and_a_resumed_one_ignores_it(runs: K
     assert run.status().committed_txid >= 1
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.3")
 @pytest.mark.rule("C17")
 def test_fresh_forgets_positions_by_explicit_wish_and_txids_go_on_rising(runs: KafkaRuns) -> None:
@@ -123,6 +125,7 @@ def test_the_first_batch_of_a_backlog_is_bounded_and_a_skewed_partition_starves_
     assert runs.counts() == {"p0": 900, "p1": 20, "p2": 200}
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.4")
 def test_a_limit_of_bytes_is_learned_after_a_small_first_batch(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
@@ -217,6 +220,7 @@ def test_a_topic_created_again_between_plan_and_reading_is_found_after_the_readi
     planner.close()
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.6")
 def test_records_that_a_kept_consumer_prefetched_from_a_deleted_topic_are_discarded(runs: KafkaRuns) -> None:
     """The consumer stands exactly where the next range begins, with old records already fetched."""
@@ -239,6 +243,7 @@ def test_records_that_a_kept_consumer_prefetched_from_a_deleted_topic_are_discar
     planner.close()
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.6")
 def test_records_read_from_another_topic_are_never_committed(runs: KafkaRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(planner: Any, plan: Any) -> None:
@@ -421,6 +426,7 @@ def send_keyed(topics: Topics, topic: str, records: int) -> None:
     producer.arrived()
 
 
+@pytest.mark.slow_for("transactional")
 def test_a_run_catches_up_with_a_topic_whose_records_are_all_gone(runs: KafkaRuns) -> None:
     runs.topics.create(runs.name)
     runs.topics.send(runs.name, [b"gone"] * 5)
@@ -484,6 +490,7 @@ def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(r
 # --- what others see ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.12")
 def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
@@ -513,6 +520,7 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
     assert float(text.partition(latency)[2].split()[0]) >= 1  # the records were written during this test
 
 
+@pytest.mark.slow_for("transactional")
 @pytest.mark.behaviour("2.12")
 def test_a_lag_is_known_while_nothing_can_be_committed(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name

@@ -15,6 +15,7 @@ from integration import EmbeddedServers
 from ratchet.demo import flights_data
 from ratchet.demo.flights import TOPIC
 from tests.kit.flights import FlightsRun
+from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -81,13 +82,14 @@ def _pause(run: FlightsRun, seconds: float) -> None:
 )
 @pytest.mark.fault(9, 15)
 def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
-    flights: EmbeddedServers, tmp_path: Path, server: str, spout: str, in_all: bool
+    flights: EmbeddedServers, tmp_path: Path, server: str, spout: str, in_all: bool, often: Often
 ) -> None:
-    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, 4_000, f"/{server}", spark=in_all)
+    size = often(16_000, 4_000)
+    run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, size, f"/{server}", spark=in_all)
     victim = flights.kafka if server == "kafka" else flights.zookeeper_server
     try:
         run.start()
-        for txid in (5, 25):
+        for txid in (5, 25)[: often(1, 2)]:
             assert run.wait_for(lambda txid=txid: run.committed_txid() >= txid), run.tail()  # type: ignore[misc]
             victim.kill()
             victim.start()

@@ -735,6 +735,7 @@ def test_the_newest_transaction_is_taken_back_from_rebuilt_files(tmp_path: Path,
     assert verify(mended, store).right and rows_in(table) == sorted(map(tuple, ROWS))
 
 
+@pytest.mark.slow
 def test_a_topology_goes_on_while_its_files_are_exchanged(tmp_path: Path, store: MemoryStore, often: Often) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: []}, FIELDS, 20)
     with submit(counting(tmp_path, spout=spout), store=store, executor="local") as running:

@@ -38,6 +38,7 @@ def caught_up(builder: TransactionalTopologyBuilder, store: MemoryStore) -> Any:
     return run
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("opaque", [True, False])
 def test_a_committer_skips_what_its_table_refuses_under_a_spout_that_fails(

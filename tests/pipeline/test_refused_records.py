@@ -137,6 +137,7 @@ def expected(rows: list[list[Any]]) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.quick_for("OpaqueMapState")
 @pytest.mark.parametrize("kind", KINDS)
 def test_records_that_a_bolt_refuses_are_left_out_and_all_others_count_once(
     tmp_path: Path, kind: type[MapState]
@@ -155,6 +156,7 @@ def test_records_that_a_bolt_refuses_are_left_out_and_all_others_count_once(
     assert verify(topology, store).right
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("take", [100, 7])
 def test_records_that_only_a_sink_refuses_are_taken_out_after_a_roll_back(
@@ -181,6 +183,7 @@ def test_the_order_decides_which_record_is_the_one_too_many(tmp_path: Path) -> N
     assert set(refused(store)) == {("0", 1)}
 
 
+@pytest.mark.slow
 def test_a_topology_leaves_out_more_records_than_its_plans_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +386,7 @@ FOLDED: dict[str, tuple[str, Callable[[], Aggregate]]] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("which", FOLDED)
 @pytest.mark.parametrize("where", ["file", "memory"])
@@ -426,6 +430,7 @@ class PostgresRuns(KafkaRuns):
         return builder.build()
 
 
+@pytest.mark.quick_for("native")
 @pytest.mark.quick_for("True-native", "False-python")
 @pytest.mark.integration
 @pytest.mark.parametrize("reader", READERS)

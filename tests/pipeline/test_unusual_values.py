@@ -102,6 +102,7 @@ def left_out(name: str, sink: Bolt, which: str, tasks: int = 1) -> bool:
     return bool(found)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("which", VALUES)
 @pytest.mark.parametrize("key", ["word", "at", "day"])
 @pytest.mark.parametrize("store", ["sqlite", "memory", "postgres", "redis"])
@@ -123,6 +124,7 @@ def test_a_state_takes_a_value_or_its_record_is_left_out(
     assert sum(row.value[0] for row in rows) == ROWS - odd
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("which", VALUES)
 @pytest.mark.parametrize("partition_by", [None, ["word"], ["at"], ["day", "n"], ["x"]])
 @pytest.mark.parametrize("kind", [ParquetTable, DeltaLakeTable])

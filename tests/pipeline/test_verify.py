@@ -132,6 +132,7 @@ def test_a_doubled_and_a_lost_file_are_found(audited: Audited) -> None:
     assert report.states[2].difference_count == 0
 
 
+@pytest.mark.slow
 def test_without_the_record_of_batches_the_offsets_are_enough(
     audited: Audited, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ class Failing(transactional_words.Bucketize):
         super().execute(tup, collector)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.slow_for("spread")
 @pytest.mark.parametrize("opaque", [False, True])
 @pytest.mark.behaviour("1.14")

@@ -60,6 +60,7 @@ def test_three_brokers_survive_the_death_of_any_one(tmp_path: Path) -> None:
         assert read_all(cluster.bootstrap_servers, "t", sent) == list(range(sent))
 
 
+@pytest.mark.slow
 def test_three_zookeeper_servers_survive_the_death_of_any_one(tmp_path: Path) -> None:
     with ZooKeeperEnsemble(tmp_path, 3) as ensemble:
         client = KazooClient(
@@ -94,6 +95,7 @@ class Overtaken(ZooKeeperEnsemble):
             other.close()
 
 
+@pytest.mark.slow
 def test_an_ensemble_that_loses_its_ports_starts_with_others(tmp_path: Path) -> None:
     """Only the leader takes the port for data, and it tries again for ever."""
     with Overtaken(tmp_path) as ensemble:
@@ -124,6 +126,7 @@ def test_a_spark_master_takes_no_programs_without_its_secret(tmp_path: Path) -> 
         assert listening == {master.port, master.page_port}
 
 
+@pytest.mark.slow
 def test_up_makes_clusters_and_down_ends_them(tmp_path: Path) -> None:
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ratchet", "servers", *words, "--dir", str(tmp_path / "w")]

@@ -23,6 +23,7 @@ def worker(servers: EmbeddedServers | ExternalServers, name: str, tmp_path: Path
         yield running
 
 
+@pytest.mark.slow
 def test_changes_arrive_over_a_crash_of_the_worker(
     worker: ConnectWorker, servers: EmbeddedServers | ExternalServers, name: str
 ) -> None:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
+from tests.kit.searching import first_seed
+
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def check_noticed(mutation: Patch, run: Callable[[int], tuple[Any, Any]], schedules: int) -> None:
-    """Fail unless one of these schedules is wrong, or refused, without the rule. ``run``: takes the
-    number of a schedule, and returns what was wrong, and its world."""
+def check_noticed(mutation: Patch, run: Callable[[int], tuple[Any, Any]], seeds: Iterable[int]) -> None:
+    """Fail unless the schedule of one of these seeds is wrong, or refused, without the rule.
+    ``run``: takes a seed, and returns what was wrong, and its world."""
+
+    def is_noticed(seed: int) -> bool:
+        try:
+            return run(seed)[0] is not None
+        except Exception:  # noqa: BLE001 - the code under test noticed it itself
+            return True
+
     with pytest.MonkeyPatch.context() as patch:
         mutation(patch)
-        for number in range(schedules):
-            try:
-                wrong, _ = run(number)
-            except Exception:  # noqa: BLE001 - the code under test noticed it itself
-                return
-            if wrong is not None:
-                return
-    pytest.fail(f"{schedules} schedules were right without it")
+        first_seed(seeds, is_noticed)

@@ -146,5 +146,5 @@ MUTATIONS: list[Patch] = [
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
-def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Patch) -> None:
-    check_noticed(mutation, run_mirror, SCHEDULES_PER_MUTATION)
+def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Patch, seed: int) -> None:
+    check_noticed(mutation, run_mirror, range(seed, seed + SCHEDULES_PER_MUTATION))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from confluent_kafka import KafkaError
 from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer import range_consumer as kafka_session
 from spouts.kafka.consumer.range_consumer import KafkaSession, Range
+from tests.kit.searching import first_seed
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, SimQueues, instead_of_kafka, run_sessions
 
 SCHEDULES = 1_500
@@ -55,8 +55,7 @@ def test_the_simulator_notices_each_check_that_is_taken_out_of_the_sessions(
     reader: str, target: Any, name: str, replacement: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(target, name, replacement)
-    seeds = itertools.islice(itertools.count(seed), SCHEDULES_PER_MUTATION)
-    assert any(run_sessions(each, reader)[0] is not None for each in seeds)
+    first_seed(range(seed, seed + SCHEDULES_PER_MUTATION), lambda each: run_sessions(each, reader)[0] is not None)
 
 
 @pytest.mark.rule("C26")

@@ -18,6 +18,7 @@ import structlog
 
 from sinks import dead_letter_committers
 from sinks.kafka.writer import writers
+from tests.kit.searching import first_seed
 from tests.kit.targets import Often
 from tests.simulation.letter_mutations import LETTER_MUTATIONS
 from tests.simulation.mutations import MUTATIONS, Mutation
@@ -99,10 +100,7 @@ def marks(mutation: Mutation) -> list[pytest.MarkDecorator]:
 @pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name, marks=marks(each)) for each in MUTATIONS])
 def test_the_simulator_notices_each_rule_that_is_taken_out(mutation: Mutation, seed: int) -> None:
     with mutation.applied():
-        seeds = mutation.seeds(seed, SCHEDULES_PER_MUTATION)
-        shown_by = next(filter(mutation.is_noticed, seeds), None)
-    assert shown_by is not None, f"{SCHEDULES_PER_MUTATION} schedules do not notice: {mutation.name}"
-    print(f"seed {shown_by} shows it")
+        first_seed(mutation.seeds(seed, SCHEDULES_PER_MUTATION), mutation.is_noticed)
 
 
 @pytest.mark.parametrize("mutation", [pytest.param(each, id=each.name) for each in (*MUTATIONS, *LETTER_MUTATIONS)])

@@ -90,6 +90,7 @@ def lives(folder: Path, spout: BaseRichSpout) -> Iterator[Lives]:
         made.close()
 
 
+@pytest.mark.slow
 def test_a_kafka_spout_whose_worker_is_killed_goes_on_from_the_committed_offset(
     topics: Topics, name: str, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def checked(key: str, words: list[list[str]], conf: Mapping[str, Any], **paralle
     return store
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("5.5")
 @pytest.mark.parametrize("where", ["split", "execute", "pre_prepare", "pre_commit"])
 @pytest.mark.parametrize("tracked", [True, False])

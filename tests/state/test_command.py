@@ -83,6 +83,7 @@ def held(key: str, settings: Mapping[str, Any]) -> Counter[str]:
         store.close()
 
 
+@pytest.mark.quick_for("redis")
 @pytest.mark.behaviour("5.2")
 def test_state_is_shown_saved_compared_and_restored(settings: dict[str, Any], tmp_path: Path) -> None:
     key = f"t{uuid.uuid4().hex[:8]}"

@@ -138,6 +138,7 @@ def tries(key: str) -> int:
     return len(journal(key).failed)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.4")
 @pytest.mark.parametrize("tasks", [1, 2], ids=["fused", "two tasks"])

@@ -91,6 +91,7 @@ def held(made: CoreTopology, conf: dict[str, Any], component_id: str) -> dict[An
         return dict(state.items(component_id))
 
 
+@pytest.mark.quick_for("dead_letter")
 @pytest.mark.rule("C36")
 @pytest.mark.behaviour("5.4")
 @pytest.mark.parametrize("on_exhausted", ["dead_letter", "drop"])

@@ -26,6 +26,7 @@ from tests.kit.waiting import PATIENCE_S, wait_for
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
+@pytest.mark.slow
 @pytest.mark.dies("state 3")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.kills

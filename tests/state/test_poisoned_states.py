@@ -179,6 +179,7 @@ def test_a_value_of_redis_that_is_too_long_is_named(in_redis: InRedis) -> None:
         state.prepare_commit(1)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.integration
 @pytest.mark.parametrize("kind", ["string", "list", "set", "zset", "stream", "hash"])
 @pytest.mark.parametrize("part", ["", ":meta", ":prepared", ":2:0"])
@@ -201,6 +202,7 @@ def test_a_key_of_redis_of_another_type_is_named(in_redis: InRedis, part: str, k
     assert part == ":2:0" or f"{key} in Redis: it is a {kind}" in said[0]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "text",

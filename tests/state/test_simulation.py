@@ -30,6 +30,7 @@ from framework.operators.watermarks import NEVER
 from framework.state.window_buffers import EventTimeBuffer, FormerWatermarks, ProcessingTimeBuffer
 from framework.state.window_entries import Window
 from tests.kit import state_world
+from tests.kit.searching import first_seed
 from tests.kit.state_world import (
     ALL_TROUBLES,
     CHANGES,
@@ -52,6 +53,7 @@ WORLDS_PER_MUTATION = 3_000
 NO_LOSSES = tuple(each for each in ALL_TROUBLES if each not in LOSSES)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.slow_for("all", "late records")
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
@@ -66,7 +68,7 @@ def test_the_committed_state_is_the_fold_of_the_input_under_each_trouble(
         expected -= {"source is away"}  # nobody asks for its position
     if trouble == "all" and not in_all:
         expected = set()  # each trouble has a test case of its own
-    worlds = often(3, 8)
+    worlds = often(1, 8)
     for number in itertools.count():
         if number >= worlds and expected <= set(+struck):
             break
@@ -84,6 +86,7 @@ def whole_checkpoint_met(met: Counter[str], every: int) -> None:
         assert met["store"] >= 5
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("5.4", "5.5")
 @pytest.mark.parametrize("exact", [True, False], ids=["exactly-once", "at-least-once"])
 @pytest.mark.parametrize("how", CRASHES)
@@ -96,7 +99,7 @@ def test_a_crash_at_any_step_of_prepare_commit_and_recovery_ends_exact(
     seed.
     """
     met: Counter[str] = Counter()
-    every = often(6, 1)
+    every = often(12, 1)
     for step in itertools.count(1 + seed % every, every):
         world = simulate(seed, exact=exact, words=24, troubles=(), crash=(step, how))
         if world.crashed is None:
@@ -191,7 +194,7 @@ def test_words_that_cannot_be_processed_are_dead_letters_once_and_no_other_word_
     letters = 0
     expected = set() if trouble == "all" else set(troubles) - {"failed tuple"}
     for number in itertools.count():
-        if number >= often(2, 30) and letters and expected <= set(+struck):
+        if number >= often(1, 30) and letters and expected <= set(+struck):
             break
         assert number < WORLDS_MAX, f"{+struck} came, of {troubles}"
         world = simulate(
@@ -239,40 +242,42 @@ def test_dead_letters_are_exact_after_a_crash_at_any_step(how: str, seed: int, o
     assert met["store"] >= 1
 
 
-def _wrong(
-    first_seed: int,
+def _check_wrong(
+    first: int,
     exact: bool,
     troubles: tuple[str, ...],
     changes: tuple[str, ...] = (),
     windows: bool = False,
     poison: float = 0.0,
-) -> bool:
-    """Whether any of ``WORLDS_PER_MUTATION`` worlds comes out wrong."""
+) -> None:
+    """Fail unless one of ``WORLDS_PER_MUTATION`` worlds comes out wrong."""
     options: dict[str, Any] = {"troubles": troubles, "changes": changes, "windows": windows, "poison": poison}
-    for seed in range(first_seed, first_seed + WORLDS_PER_MUTATION):
+
+    def is_wrong(seed: int) -> bool:
         words, rounds = SIZES[seed % len(SIZES)]
         try:
             simulate(seed, exact=exact, words=words, rounds=rounds, **options)
         except (AssertionError, CorruptStateError, InvariantViolation):
-            print(f"seed {seed} shows it")
             return True
-    return False
+        return False
+
+    first_seed(range(first, first + WORLDS_PER_MUTATION), is_wrong)
 
 
 def test_a_checkpoint_that_does_not_wait_for_the_trees_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(RoundDriver, "_quiet", lambda self: not self._under_way)
     monkeypatch.setattr(Checkpoints, "lost", lambda self, why: None)
-    assert _wrong(seed, True, ("lost output", "late records"))
+    _check_wrong(seed, True, ("lost output", "late records"))
 
 
 def test_acks_that_do_not_wait_for_the_checkpoint_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(StatefulBoltTask, "ack", BoltTask.ack)
-    assert _wrong(seed, False, ("task dies", "round breaks off", "driver dies"))
+    _check_wrong(seed, False, ("task dies", "round breaks off", "driver dies"))
 
 
 def test_a_spout_that_does_not_go_back_with_the_state_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(NamedSpout, "seek", lambda self, positions: None)
-    assert _wrong(seed, True, ("driver dies", "task dies"))
+    _check_wrong(seed, True, ("driver dies", "task dies"))
 
 
 @pytest.mark.slow
@@ -293,14 +298,14 @@ def test_a_spout_that_emits_before_its_position_is_recorded_is_caught(
 
     monkeypatch.setattr(Checkpoints, "_first", property(only_the_first))
     monkeypatch.setattr(Checkpoints, "due_in", later)
-    assert _wrong(seed, True, ("driver dies", "task dies"), ("spout added",))
+    _check_wrong(seed, True, ("driver dies", "task dies"), ("spout added",))
 
 
 def test_a_forgotten_topology_that_begins_at_the_position_of_its_group_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(NamedSpout, "begin_anew", lambda self: None)
-    assert _wrong(seed, True, ("driver dies",), ("state forgotten",))
+    _check_wrong(seed, True, ("driver dies",), ("state forgotten",))
 
 
 @pytest.mark.slow
@@ -308,14 +313,14 @@ def test_a_position_that_is_recorded_without_checking_its_log_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(NamedSpout, "confirm", lambda self: None)
-    assert _wrong(seed, True, ("driver dies", "task dies"), ("log made again",))
+    _check_wrong(seed, True, ("driver dies", "task dies"), ("log made again",))
 
 
 def test_a_prepared_checkpoint_that_is_not_finished_under_its_layout_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(rescaling, "finished", lambda topology_id, components, record, *others: record)
-    assert _wrong(seed, True, ("driver dies",), ("tasks changed",))
+    _check_wrong(seed, True, ("driver dies",), ("tasks changed",))
 
 
 def test_a_move_of_keys_whose_store_failed_and_that_is_taken_for_done_is_caught(
@@ -328,7 +333,7 @@ def test_a_move_of_keys_whose_store_failed_and_that_is_taken_for_done_is_caught(
             move(*arguments, **more)
 
     monkeypatch.setattr(rescaling, "_move", careless)
-    assert _wrong(seed, True, ("store fails before", "driver dies"), ("tasks changed",))
+    _check_wrong(seed, True, ("store fails before", "driver dies"), ("tasks changed",))
 
 
 def test_a_prepare_that_failed_and_is_taken_for_done_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -339,7 +344,7 @@ def test_a_prepare_that_failed_and_is_taken_for_done_is_caught(monkeypatch: pyte
             prepare(*arguments)
 
     monkeypatch.setattr(StatefulBoltTask, "_prepare", careless)
-    assert _wrong(seed, True, ("store fails before", "driver dies"))
+    _check_wrong(seed, True, ("store fails before", "driver dies"))
 
 
 def test_a_bolt_that_was_added_and_is_taken_for_one_with_state_is_caught(
@@ -351,7 +356,7 @@ def test_a_bolt_that_was_added_and_is_taken_for_one_with_state_is_caught(
         return replace(recovery(self), known=frozenset(self._layouts))
 
     monkeypatch.setattr(Checkpoints, "_recovery", believing)
-    assert _wrong(seed, True, ("driver dies",), ("bolt added",))
+    _check_wrong(seed, True, ("driver dies",), ("bolt added",))
 
 
 @pytest.mark.parametrize("what", ["positions stay", "keys stay"])
@@ -373,21 +378,21 @@ def test_a_snapshot_that_is_not_put_back_whole_is_caught(monkeypatch: pytest.Mon
             leader_loop, "layout_of", lambda each, number: layout_of(each, numbers.get(each.id, number))
         )
         monkeypatch.setattr(leader_loop, "_drop", lambda namespaces, record: None)
-    assert _wrong(seed, True, ("driver dies",), ("state restored",))
+    _check_wrong(seed, True, ("driver dies",), ("state restored",))
 
 
 @pytest.mark.rule("C39")
 def test_windows_that_forget_how_far_they_have_come_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Here they fire anew in another task."""
     monkeypatch.setattr(FormerWatermarks, "of", lambda self, key: NEVER)
-    assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
+    _check_wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 
 @pytest.mark.rule("C39")
 def test_a_watermark_that_moves_to_other_tasks_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Here windows that were due by the watermark of another task never fire."""
     monkeypatch.setattr(FormerWatermarks, "of", lambda self, key: self.most)
-    assert _wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
+    _check_wrong(seed, True, ("driver dies",), ("tasks changed",), windows=True)
 
 
 def test_time_that_went_on_while_nothing_came_and_is_forgotten_is_caught(
@@ -400,7 +405,7 @@ def test_time_that_went_on_while_nothing_came_and_is_forgotten_is_caught(
         return self._advance()
 
     monkeypatch.setattr(EventTimeBuffer, "due", careless)
-    assert _wrong(seed, True, ("driver dies",), windows=True)
+    _check_wrong(seed, True, ("driver dies",), windows=True)
 
 
 @pytest.mark.rule("C34")
@@ -415,7 +420,7 @@ def test_a_round_that_is_not_thrown_away_with_its_task_is_caught(monkeypatch: py
                 self.outcome.of[component_id].rows = made.rows
 
     monkeypatch.setattr(SegmentTask, "recover", keeping)
-    assert _wrong(seed, True, ("task dies", "value does not fit"))
+    _check_wrong(seed, True, ("task dies", "value does not fit"))
 
 
 @pytest.mark.rule("C34")
@@ -430,13 +435,13 @@ def test_a_recovery_that_keeps_the_state_of_the_last_bolt_is_caught(monkeypatch:
 
     monkeypatch.setattr(StatefulBoltTask, "end_for", lambda self, marker: None)
     monkeypatch.setattr(StatefulBoltTask, "recover", forgetful)
-    assert _wrong(seed, True, ("value does not fit", "failed tuple"))
+    _check_wrong(seed, True, ("value does not fit", "failed tuple"))
 
 
 @pytest.mark.rule("C38")
 def test_tuples_that_time_out_while_they_wait_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(BoltTask, "kept", lambda self: ())
-    assert _wrong(seed, True, ("slow bolt",))
+    _check_wrong(seed, True, ("slow bolt",))
 
 
 @pytest.mark.rule("C38")
@@ -448,7 +453,7 @@ def test_tuples_that_are_dropped_when_there_is_no_time_are_caught(monkeypatch: p
         self._inbox = Inbox(self.expect)
 
     monkeypatch.setattr(BoltTask, "work", dropping)
-    assert _wrong(seed, True, ("slow bolt",))
+    _check_wrong(seed, True, ("slow bolt",))
 
 
 @pytest.mark.rule("C36")
@@ -463,7 +468,7 @@ def test_a_spout_task_that_does_not_emit_tuples_under_way_again_is_caught(
         self._pending, self._stayed = self._new_pending(), False
 
     monkeypatch.setattr(SpoutTask, "_emit_again", lost)
-    assert _wrong(seed, False, ("task dies", "store fails before"))
+    _check_wrong(seed, False, ("task dies", "store fails before"))
 
 
 def test_windows_that_fire_before_their_end_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -480,7 +485,7 @@ def test_windows_that_fire_before_their_end_are_caught(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         ProcessingTimeBuffer, "due_in_s", lambda self: (self._due[0][0] - ahead(self)) / MICROS if self._due else None
     )
-    assert _wrong(seed, True, (), windows=True)
+    _check_wrong(seed, True, (), windows=True)
 
 
 @pytest.mark.slow
@@ -492,14 +497,14 @@ def test_time_that_goes_back_after_a_restart_is_caught(monkeypatch: pytest.Monke
         self._at = NEVER
 
     monkeypatch.setattr(ProcessingTimeBuffer, "__init__", forgetful)
-    assert _wrong(seed, True, ("driver dies", CLOCK_JUMPS), windows=True)
+    _check_wrong(seed, True, ("driver dies", CLOCK_JUMPS), windows=True)
 
 
 @pytest.mark.slow
 @pytest.mark.rule("C34")
 def test_ticks_that_nobody_tracks_are_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr(StatefulBoltTask, "tick_roots", lambda self: ())
-    assert _wrong(seed, True, ("failed tuple", "task dies"), windows=True)
+    _check_wrong(seed, True, ("failed tuple", "task dies"), windows=True)
 
 
 @pytest.mark.rule("C34")
@@ -507,7 +512,7 @@ def test_ticks_in_the_round_that_prepares_a_checkpoint_are_caught(monkeypatch: p
     """Here, besides, the driver does not see that their trees are open."""
     monkeypatch.setattr(StatefulBoltTask, "tick", lambda self, *, settles: BoltTask.tick(self, settles=settles))
     monkeypatch.setattr(RoundDriver, "_left_open", lambda self: None)
-    assert _wrong(seed, True, ("failed tuple",), windows=True)
+    _check_wrong(seed, True, ("failed tuple",), windows=True)
 
 
 @pytest.mark.rule("C36")
@@ -518,7 +523,7 @@ def test_words_that_are_blamed_for_being_under_way_are_caught(monkeypatch: pytes
         return ids(self, Roots.of([*roots.ids(), *self._pending.roots()]) if len(roots) else roots)
 
     monkeypatch.setattr(SpoutTask, "message_ids", all_of_them)
-    assert _wrong(seed, True, (), poison=0.1)
+    _check_wrong(seed, True, (), poison=0.1)
 
 
 def test_a_word_that_is_given_up_and_processed_too_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -537,4 +542,4 @@ def test_a_word_that_is_given_up_and_processed_too_is_caught(monkeypatch: pytest
 
     monkeypatch.setattr(SpoutTask, "_gives_up", too)
     monkeypatch.setattr(state_world.Splits, "execute", mended)
-    assert _wrong(seed, True, (), poison=0.1)
+    _check_wrong(seed, True, (), poison=0.1)

@@ -365,6 +365,7 @@ def test_windows_that_move_to_another_task_keep_their_own_time(tmp_path: Path, f
     }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C39")
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("lateness", [0.0, 2.0])
@@ -420,6 +421,7 @@ def test_a_window_that_was_opened_late_does_not_fire_anew_in_another_task(tmp_pa
     assert found == {("a", 0.0, 0): (5.0, [1]), ("a", 0.0, 1): (5.0, [1, 3]), ("b", 0.0, 0): (5.0, [4])}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C39")
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("tasks", [(2, 1, 3), (1, 3, 2)])
@@ -606,6 +608,7 @@ def test_windows_go_on_from_a_state_of_an_earlier_version() -> None:
     assert kept == {((), "d"), ((), "l"), ((), "r", 1, 0), ((), "m", ("events", "default"), 1, 0)}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("5.2")
 @pytest.mark.parametrize("tasks", [1, 2])
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ GIVEN: Mapping[str, tuple[Mapping[str, Sequence[Row]], str, Sequence[Row]]] = {
 FAULTS = {"none": [], "replay": [replay()], "crash": [crash(1, when="written"), fail_attempt(2)]}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("faults", FAULTS)
 @pytest.mark.parametrize("job", JOBS)
 def test_a_program_gives_its_rows_once(job: str, faults: str) -> None:

@@ -46,6 +46,7 @@ def pipeline_in(folder: Path) -> Pipeline:
     return Pipeline("shop", state=lambda name: sqlite(folder / "state.db", name))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("faults", [[], [replay()], [crash()]])
 @pytest.mark.parametrize("take", [1, 1000])
 def test_a_window_is_sent_once_when_it_closes(faults: Any, take: int, tmp_path: Path) -> None:
@@ -102,6 +103,7 @@ def orders_and_payments(shop: Pipeline) -> tuple[Stream, Stream]:
     )
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("faults", [[], [replay()], [crash()]])
 @pytest.mark.parametrize("how", ["inner", "left", "right", "outer"])
 def test_pairs_within_a_bound_come_once(faults: Any, how: Any, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ DRAWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.quick_for("_windows-column", "_late_pairs-timestamp")
+@pytest.mark.quick_for("_windows-column")
 @pytest.mark.parametrize("timestamps", [False, True], ids=["column", "timestamp"])
 @pytest.mark.parametrize("operator", sorted(OPERATORS))
 def test_each_operator_by_hidden_columns_gives_what_it_gives_by_columns(operator: str, *, timestamps: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from tests.kit.targets import Often
 from tests.streams import __main__ as long_run
 from tests.streams.programs import PROGRAMS, checked
 
@@ -27,10 +28,12 @@ def test_thousands_of_programs_give_what_plain_python_gives(**drawn: Any) -> Non
 
 
 @pytest.mark.parametrize("kind", sorted(long_run.KINDS))
-def test_a_program_of_the_long_run_gives_what_plain_python_gives(kind: str) -> None:
+def test_a_program_of_the_long_run_gives_what_plain_python_gives(kind: str, often: Often) -> None:
     assert long_run.drawn(kind, 1) == long_run.drawn(kind, 1)
     assert long_run.drawn(kind, 1) != long_run.drawn(kind, 2)
-    assert [each for each in range(1, 6) if long_run.error_of(kind, long_run.drawn(kind, each)) is not None] == []
+    assert [
+        each for each in range(1, often(3, 6)) if long_run.error_of(kind, long_run.drawn(kind, each)) is not None
+    ] == []
 
 
 def test_a_wrong_program_of_the_long_run_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:

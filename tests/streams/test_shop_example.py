@@ -89,6 +89,7 @@ def check(tables: dict[str, list[Any]]) -> None:
     assert tables["large"] == ["b"]
 
 
+@pytest.mark.quick_for("crash")
 @pytest.mark.parametrize(
     "faults", [[], [replay(2), crash(3)], [crash(1, when="written"), fail_attempt(2)]], ids=["none", "replay", "crash"]
 )

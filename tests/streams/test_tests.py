@@ -36,6 +36,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("faults", FAULTS)
 @pytest.mark.parametrize("target", [postgres(DSN, "orders"), sqlite("nowhere/orders.db", "orders")])
 def test_the_newest_row_is_that_of_the_committer(target: Any, faults: list[Any]) -> None:
@@ -124,6 +125,7 @@ def _refusing(policy: Any) -> Pipeline:
 BAD = [{"order": order, "n": n} for order, n in [("a", 1), ("b", 3), (None, 2), ("c", 4), ("d", 3), ("a", 5)]]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C51")
 @pytest.mark.parametrize("faults", FAULTS)
 @pytest.mark.parametrize("take", [1, 4, 100, [1, 3, 2]])

@@ -93,6 +93,7 @@ STEPS: dict[str, tuple[Make, list[dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 2, 100])
 @pytest.mark.parametrize("also_appended", [False, True])
 @pytest.mark.parametrize("name", STEPS)

@@ -63,6 +63,7 @@ STEPS: dict[str, Callable[[Stream], Stream]] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("value", [FAR, ENDED])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_record_whose_time_no_step_can_show_is_left_out(name: str, value: int, tmp_path: Path) -> None:

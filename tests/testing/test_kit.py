@@ -115,6 +115,7 @@ def test_a_topology_over_a_list_is_one_line_and_its_sinks_are_copies(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("faults", "attempts"),
     [

@@ -64,6 +64,7 @@ def test_servers_are_there_for_the_tests_that_ask_for_them(tmp_path: Path) -> No
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_fixture_fails_a_test_with_the_report(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_own.py").write_text(TESTS)

@@ -15,7 +15,7 @@ from tests.testing.sound import SOUND, numbered
 @pytest.mark.parametrize("name", SOUND)
 def test_nothing_is_found_in_a_sound_topology(name: str, often: Often) -> None:
     seed = 1_000 * list(SOUND).index(name)
-    schedules = often(8, 30)
+    schedules = often(3, 30)
     report = simulate(SOUND[name](), RECORDS, schedules=schedules, seed=seed)
     assert report.schedules == schedules
     assert report.notes == []

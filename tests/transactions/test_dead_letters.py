@@ -82,6 +82,7 @@ class Replay:
         assert self.world.counted() == self.counted and self.world.left() == self.left
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.parametrize("action", [REPLAYED, DROPPED])
 def test_letters_end_once(opaque: bool, action: str) -> None:
@@ -164,6 +165,7 @@ def test_any_write_of_a_state_fails(opaque: bool, after: bool, every: int, monke
         run(number)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("opaque", [True, False])
 @pytest.mark.parametrize("action", [REPLAYED, DROPPED])
 def test_the_tools_repeat_and_take_back_a_transaction_with_letters(opaque: bool, action: str) -> None:

@@ -41,6 +41,11 @@ RULES = {
         BackendContract.test_null_absent_and_deleted_are_three_things,
     ],
 }
+for _test in (
+    BackendContract.test_a_fault_between_any_two_steps,
+    BackendContract.test_a_state_that_becomes_opaque_replays_from_before_the_open_transaction,
+):
+    pytest.mark.each_value_once(_test)
 for _rule, _tests in RULES.items():
     for _test in _tests:
         pytest.mark.rule(_rule)(_test)
@@ -79,6 +84,7 @@ class StagedSqlite(SqliteBackend):
     _staged_from_rows = 0
 
 
+@pytest.mark.rules_only
 class TestStagedSqliteBackend(TestSqliteBackend):
     """All batches go through the temporary table, whatever their size."""
 
@@ -87,6 +93,7 @@ class TestStagedSqliteBackend(TestSqliteBackend):
 
 
 @pytest.mark.behaviour("3.6")
+@pytest.mark.rules_only
 class TestLmdbBackend(Contract):
     """A backend from outside, under the suite that its author runs."""
 
@@ -100,6 +107,7 @@ class TestLmdbBackend(Contract):
         return LmdbBackend(self.folder / name, key, value)
 
 
+@pytest.mark.rules_only
 class TestPickledBackend(Contract):
     """The scratch copies of ``verify``, where SQLite's own types do not suffice."""
 
@@ -169,6 +177,7 @@ class ColumnarPostgres(PostgresBackend):
     _columnar_from_rows = 0
 
 
+@pytest.mark.rules_only
 class TestColumnarPostgresBackend(TestPostgresBackend):
     """Arrow makes the arrays of all batches, whatever their size."""
 
@@ -177,6 +186,7 @@ class TestColumnarPostgresBackend(TestPostgresBackend):
 
 
 @pytest.mark.integration
+@pytest.mark.rules_only
 class TestMySqlBackend(Contract):
     FAULT_EACH = 9
     longest_key = 768

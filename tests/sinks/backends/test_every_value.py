@@ -240,6 +240,7 @@ class Run:
                 assert str(each) != "-0.0" and (not isinstance(each, Decimal) or each.as_tuple().exponent == -4), name
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("state_class", [OpaqueMapState, TransactionalMapState], ids=lambda each: each.__name__)
 @pytest.mark.parametrize(
     ("kind", "columns"),

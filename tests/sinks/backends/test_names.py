@@ -81,12 +81,14 @@ def applied(backend: MapBackend, *amounts: int, rows: int = 1) -> dict[str, Any]
     return {each[0]: row.value for each, row in backend.scan()}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("rows", [1, 150])
 @pytest.mark.parametrize("table", ["excluded", "Excluded", "held", "select", "temp", "main", "x" * 63])
 def test_a_table_of_any_name_counts_right(make: Make, table: str, rows: int) -> None:
     assert applied(make(table), 1, 2, 3, rows=rows) == {f"w{each}": (6,) for each in range(rows)}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "column",
     [

@@ -97,6 +97,7 @@ class Poisoned:
             running.wait_until_caught_up(PATIENCE_S)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("part", _TYPES)
 def test_a_key_of_another_type_is_named(redis_server: RedisServer, client: Any, part: str, kind: str) -> None:
@@ -125,6 +126,7 @@ def test_a_damaged_document_is_named(redis_server: RedisServer, client: Any, par
     assert poisoned.outcome()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "text", [b"\xff\r\n+OK\r\n", b"9" * 100_000, b"-1", b"x", b""], ids=lambda text: repr(text[:9])
 )

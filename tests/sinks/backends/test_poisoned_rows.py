@@ -52,6 +52,7 @@ def outcome(tmp_path: Path, statement: str, value: object) -> str:
     return ""
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("column", HEADER)
 def test_a_header_is_right_or_named(tmp_path: Path, column: str, value: str) -> None:

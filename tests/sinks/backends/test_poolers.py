@@ -57,6 +57,7 @@ def schemas(postgres: PostgresServer) -> Iterator[list[str]]:
             admin.execute(f"DROP SCHEMA {each} CASCADE")
 
 
+@pytest.mark.rules_only
 class TestThroughPooler(BackendContract):
     longest_key = 2_600
 

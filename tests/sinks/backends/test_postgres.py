@@ -456,6 +456,7 @@ def elsewhere(admin: Any, postgres: PostgresServer) -> Iterator[str]:
 MOMENT = datetime.datetime(2026, 2, 3, 4, 5, 6, 789012, tzinfo=datetime.UTC)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C29")
 @pytest.mark.parametrize("rows", [1, 150])
 @pytest.mark.parametrize("key", ["é", MOMENT, MOMENT.replace(tzinfo=None), MOMENT.date(), b"\\x\x00'\xe9", 0.1 + 0.2])

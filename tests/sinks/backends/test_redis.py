@@ -320,6 +320,7 @@ def counting(url: str, name: str, state: type[MapState], words: list[str]) -> tu
     return builder.build(), spout
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C30")
 @pytest.mark.parametrize("state", [OpaqueMapState, TransactionalMapState])
 @pytest.mark.parametrize("loss", LOSSES)

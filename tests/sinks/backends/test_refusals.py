@@ -42,6 +42,7 @@ CASES = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.integration
 @pytest.mark.behaviour("3.2")
 @pytest.mark.parametrize("rows", [1, 10, 1_000])

@@ -194,6 +194,7 @@ def whole(name: str) -> list[tuple[Emitted, dict[Key, Any]]]:
     return [(attempt(committer, txid, 1), live(state)) for txid in range(1, len(BATCHES) + 1)]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (3, 2)], ids=str)
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
 @pytest.mark.parametrize("name", MAKERS)
@@ -279,6 +280,7 @@ def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: 
     assert peaks[2] < 1.5 * peaks[1], peaks
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_pairs_of_one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(join_inputs, "PAGE_KEYS", 50)
     peaks = []

@@ -82,6 +82,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 3, 9])
 @pytest.mark.parametrize(
     ("how", "alone"),
@@ -152,6 +153,7 @@ def counting(patch: pytest.MonkeyPatch, column: str) -> list[int]:
     return counted
 
 
+@pytest.mark.slow
 def test_a_record_of_a_hot_key_reads_and_writes_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = counting(monkeypatch, "waiting")
     orders = [["order", "a", 0, 100, number] for number in range(ROW_RECORDS * 4)]

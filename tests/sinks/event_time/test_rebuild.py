@@ -52,7 +52,7 @@ def check_rebuilt_beside_the_topology(
     )
 
 
-@pytest.mark.quick_for("pairs", "first", "windows")
+@pytest.mark.quick_for("windows")
 @pytest.mark.parametrize("part", PARTS)
 def test_an_operator_and_what_it_sent_are_rebuilt_from_the_top_down(part: str, tmp_path: Path) -> None:
     spout, other = source(), tmp_path / "control"
@@ -107,7 +107,7 @@ def test_windows_are_not_exchanged_if_event_time_would_have_been_another(tmp_pat
     assert held(other) == before
 
 
-@pytest.mark.quick_for("1", "4", "11")
+@pytest.mark.quick_for("4")
 @pytest.mark.parametrize("step", range(1, 12))
 def test_a_rebuild_that_ends_between_the_states_of_a_transaction_goes_on(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,6 +64,7 @@ def seconds(at: Any) -> int:
     return (hours * 60 + minutes) * 60
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 100])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each["name"])
 def test_an_example_of_another_engine(scenario: dict[str, Any], take: int) -> None:

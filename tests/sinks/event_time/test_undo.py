@@ -14,7 +14,7 @@ from tests.kit.timed_parts import PARTS, append, held, run, source, topology
 pytestmark = pytest.mark.rule("C44")
 
 
-@pytest.mark.quick_for("windows", "sessions", "first")
+@pytest.mark.quick_for("sessions")
 @pytest.mark.parametrize("part", PARTS)
 def test_a_transaction_is_taken_back_and_made_again(part: str, tmp_path: Path) -> None:
     store, spout = MemoryStore(), source()

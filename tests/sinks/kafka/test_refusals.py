@@ -58,6 +58,7 @@ def test_a_record_that_is_too_large_for_the_topic(topics: Topics, name: str, at_
         ran(name, sink, [["x" * 5_000, 1]])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C51")
 @pytest.mark.parametrize("at_least_once", [False, True])
 @pytest.mark.parametrize("tasks", [1, 2])
@@ -102,6 +103,7 @@ def test_a_limit_that_was_raised_meanwhile_refuses_nothing(topics: Topics, name:
     ran(f"{name}-2", KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers), [["x" * 5_000, 1]])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("key", "headers"),
     [

@@ -194,6 +194,7 @@ def test_missing_topics_are_waited_for_together_and_once(
     assert len(catalog._missing) == 3_000
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.rule("C51")
 def test_records_that_name_as_many_missing_topics_and_partitions_are_refused_together(

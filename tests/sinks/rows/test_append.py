@@ -180,6 +180,7 @@ def test_a_check_changes_nothing(database: Database) -> None:
         database.rows()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_a_topology_appends_every_record_once(database: Database, spout: Any, tasks: int) -> None:

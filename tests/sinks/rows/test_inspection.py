@@ -209,6 +209,7 @@ def test_read_of_a_table_before_its_first_transaction_says_so(database: Database
         read(Landed(database, RECORDS).topology)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("sequence", [None, "lsn"])
 def test_replay_commits_a_transaction_again_and_compares(database: Database, sequence: str | None) -> None:
     landed = Landed(database, RECORDS, sequence_by=sequence).run()

@@ -45,6 +45,7 @@ def test_the_layouts_have_one_task_and_several(tmp_path: Path) -> None:
     assert [plan.for_batch(True, collapsed=each).commit_tasks for each in (True, False)] == [1, TASKS]
 
 
+@pytest.mark.each_value_once
 @ORDERS
 def test_a_table_of_the_newest_rows(database: Database, order: tuple[bool, ...]) -> None:
     commit(lambda: UpsertCommitter(database.table(), ["id"]), order)
@@ -52,6 +53,7 @@ def test_a_table_of_the_newest_rows(database: Database, order: tuple[bool, ...])
     assert database.rows(columns="id, n") == sorted(last.items(), key=repr)
 
 
+@pytest.mark.each_value_once
 @ORDERS
 def test_a_table_of_all_rows(database: Database, order: tuple[bool, ...]) -> None:
     commit(lambda: AppendCommitter(database.table(stamp="txid")), order)

@@ -203,6 +203,7 @@ GONE = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.slow_for("mysql")
 @pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
 @pytest.mark.parametrize(
@@ -231,6 +232,7 @@ def test_a_repeated_change_with_all_values_brings_a_row_back_until_its_removal(d
     assert rows(database, columns="id, name, note") == [(1, "newer", "n")]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     "lost",
     [
@@ -280,6 +282,7 @@ def test_one_step_is_a_whole_commit(database: Database) -> None:
     assert rows(database) == [(1, "anna")] and rows(database, "things") == [(1, "pen")]
 
 
+@pytest.mark.slow_for("postgres")
 @pytest.mark.slow_for("mysql")
 def test_a_kill_before_any_statement_is_repaired_by_the_replay(
     database: Database, monkeypatch: pytest.MonkeyPatch
@@ -423,6 +426,7 @@ PRICE = {**NUMBER, "parameters": {"scale": "2", "connect.decimal.precision": "6"
 PAIRS = {"id": INT, "part": INT, "name": TEXT}
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("old", "new"), [(PRICE, {"type": "double"}), (INT, TEXT), (TEXT, INT)])
 def test_a_column_that_comes_back_with_another_type_is_named(database: Database, old: Any, new: Any) -> None:
     writer = Writer(database)
@@ -669,6 +673,7 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
         writer.mirror.bind("mirror", [Input("spout", "default", FIELDS, ShuffleGrouping())], 2)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("change", [put("people", 1, "evil"), delete("people", 1), truncate("people")])
 def test_only_the_topic_that_brought_a_table_changes_it(database: Database, change: Record) -> None:
     writer = Writer(database, topic="shop.people")

@@ -134,6 +134,7 @@ def test_explain_says_which_records_made_a_row(database: Database) -> None:
     assert emptied.agrees and [step.txid for step in emptied.steps] == [1, 4]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("key", "message"), [("people", "JSON array"), ('["nowhere", 1]', "no table 'nowhere'")])
 def test_a_key_of_no_table_is_named(database: Database, key: str, message: str) -> None:
     mirrored = Mirrored(database).run()

@@ -130,6 +130,7 @@ def test_types_of_a_table_made_by_hand_decide(database: PostgresDatabase) -> Non
     assert database.run("SELECT code, mood::text, email FROM events") == [("cd  ", "glad", "a")]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.usefixtures("batches")
 @pytest.mark.parametrize("kind", ["char(4)", "varchar(3)", "numeric(10,1)", "text COLLATE letters"])
 def test_keys_that_only_the_table_holds_for_equal_are_one_row(database: PostgresDatabase, kind: str) -> None:

@@ -131,6 +131,7 @@ def tables_of(database: Database) -> list[str]:
     return [name for (name,) in database.run(query)]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("sequence", [None, "lsn"])
 def test_the_topology_goes_on_from_rebuilt_rows_and_takes_the_newest_back(
     database: Database, sequence: str | None
@@ -170,6 +171,7 @@ class Exchanges(UpsertCommitter):
             IN_COMMIT.pop(self._attempt.txid, lambda: None)()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("state", ["people", "log"])
 def test_a_commit_that_is_open_when_rows_are_exchanged_is_repeated(database: Database, state: str) -> None:
     landed = Landed(database)
@@ -232,6 +234,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("state", ["people", "log"])
 def test_an_exchange_that_dies_before_any_statement_has_happened_whole_or_not_at_all(
     database: Database, state: str

@@ -20,6 +20,7 @@ from tests.kit.waiting import PATIENCE_S
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("metadata", [[], ["tombstone"]], ids=["by itself", "asked for"])
 @pytest.mark.parametrize("delete_when", [None, "tombstone", "name = 'gone'"])
 def test_a_tombstone_deletes_a_row_and_an_empty_record_empties_it(

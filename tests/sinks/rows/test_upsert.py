@@ -142,6 +142,7 @@ def test_a_null_in_key_or_sequence_is_a_bad_record(database: Database) -> None:
             writer.fill(TransactionAttempt(1, 1), [{**change(1), name: None}])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("mode", ["add", "ignore"])
 def test_a_column_that_the_table_lacks_is_added_by_the_transaction_or_ignored(database: Database, mode: Any) -> None:
     database.run("CREATE TABLE events (id integer PRIMARY KEY, name varchar(10))")
@@ -184,6 +185,7 @@ def test_a_table_without_a_unique_key_is_refused(database: Database) -> None:
         Writer(database)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("sequence", [None, "lsn"])
 def test_a_value_that_is_left_out_keeps_what_is_stored(database: Database, sequence: str | None) -> None:
     writer = Writer(database, sequence_by=sequence, delete_when="op = 'd'")
@@ -203,6 +205,7 @@ def test_a_value_that_is_left_out_keeps_what_is_stored(database: Database, seque
     assert database.rows()[0] == (1, "new", 9, 7)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("sequence", [None, "lsn"])
 def test_a_value_left_out_of_a_row_that_is_not_there_is_a_bad_record(database: Database, sequence: str | None) -> None:
     """The value is nowhere: also when a key changes, for the row with the old key may be gone."""
@@ -299,6 +302,7 @@ class Oracle:
         return True
 
 
+@pytest.mark.each_value_once
 @pytest.mark.slow_for("mysql")
 @pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize("ignore_nulls", [False, True])
@@ -342,6 +346,7 @@ def agrees_with_an_oracle(database: Database, sequenced: bool, ignore_nulls: boo
     assert database.rows() == oracle.rows()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("spout", [MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout])
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_a_topology_keeps_the_newest_row_of_each_key(database: Database, spout: Any, tasks: int) -> None:

@@ -179,7 +179,7 @@ def test_a_kill_at_any_step_leaves_a_folder_that_can_be_listed(
     """``make test-all`` kills before every call; ``make test`` before a part of them, which depends
     on the seed.
     """
-    every = often(7 if step is rebuild else 3, 1)
+    every = often(7 if step is rebuild else 5, 1)
     for number in itertools.count(1 + seed % every, every):
         table = begun(tmp_path / str(number), partition_by)
         before = listed(table)

@@ -74,6 +74,7 @@ def compacted_by_command(path: Path, *options: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("name", VALUES)
 def test_every_partition_value_comes_back_as_it_was_also_after_compaction(
     kind: type[FileTable], tmp_path: Path, name: str

@@ -37,6 +37,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("logical", OUTSIDE)
 @pytest.mark.parametrize("times", [1, 1_000])
 @pytest.mark.parametrize("in_array", [False, True])

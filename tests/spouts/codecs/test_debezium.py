@@ -143,6 +143,7 @@ def values(name: str) -> list[bytes | None]:
     return [value for _, value in read(f"postgres-{name}")]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("size", [1, 100])
 @pytest.mark.parametrize("schemas", ["plain", "schemas"])
 @pytest.mark.parametrize("settings", list(CODECS))

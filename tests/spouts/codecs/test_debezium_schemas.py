@@ -276,6 +276,7 @@ def test_groups_are_in_the_order_of_their_first_values() -> None:
     assert [places.tolist() for _, places in groups] == [[1, 4], [0, 2], [3, 5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["codec", "mirror", "key of a mirror"])
 def test_large_schemas_do_not_stay_in_memory(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_cache, "KEPT_BYTES_MAX", 1 << 20)

@@ -54,6 +54,7 @@ WRITTEN: list[tuple[pa.DataType, list[Any]]] = [
 ]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(("declared", "values"), WRITTEN, ids=str)
 @pytest.mark.parametrize("count", [1, 1_000])
 def test_what_a_sink_writes_is_read_back(declared: pa.DataType, values: list[Any], count: int) -> None:
@@ -89,6 +90,7 @@ def test_what_is_no_base64_is_bad(text: str) -> None:
     assert reason.startswith("v: ")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize(
     ("declared", "text", "reason"),
     [

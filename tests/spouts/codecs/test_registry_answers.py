@@ -110,6 +110,7 @@ def test_bad_ids_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -
         assert list(codec._writers._unusable) == list(range(40, 50))
 
 
+@pytest.mark.slow
 def test_large_schemas_do_not_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those of one batch, as decoders or in the client, nor those of the batches before."""
     for module in (schema_cache, registry_client):

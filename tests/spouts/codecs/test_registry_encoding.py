@@ -70,7 +70,7 @@ def apicurio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApicurioServe
         yield server
 
 
-@pytest.fixture(params=["stand-in", "apicurio"])
+@pytest.fixture(params=["stand-in", pytest.param("apicurio", marks=pytest.mark.slow)])
 def server(request: pytest.FixtureRequest) -> AnyServer:
     found: AnyServer = request.getfixturevalue("registry" if request.param == "stand-in" else "apicurio")
     return found

@@ -146,7 +146,7 @@ def test_a_silent_leader_fails_the_read_and_says_where(
     assert sum(batch.num_rows for batch in reader.read_all(TransactionAttempt(1, 2), ranges)) == 10  # type: ignore[union-attr]
 
 
-@pytest.mark.quick_for("native")
+@pytest.mark.slow
 @pytest.mark.usefixtures("reader")
 def test_clients_are_kept_by_their_whole_configuration_and_closed(split: Topics, name: str, tmp_path: Path) -> None:
     pool = kafka_sessions.KafkaSessions()

@@ -407,6 +407,7 @@ def test_the_reader_of_a_task_is_chosen_as_that_of_transactional_spouts(
         tail.close()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("at", [0, 5])
 def test_an_offset_that_nobody_asked_for_is_no_loss(topics: Topics, name: str, reader: str, at: int) -> None:

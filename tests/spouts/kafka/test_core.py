@@ -167,6 +167,7 @@ def test_a_topology_is_not_idle_while_a_failed_record_waits_for_its_next_try(top
         assert sorted(words(seen(name).executed)) == ["bad", "bad", "bad", "good"]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("4.9")
 @pytest.mark.parametrize(
     ("exhausted", "pending"), [("dead_letter", 1_000), ("dead_letter", 1), ("drop", 1_000)], ids=str
@@ -284,6 +285,7 @@ class Asking(TextCodec):
         return super().decode_good(values)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.behaviour("4.9", "5.5")
 @pytest.mark.parametrize("how", ["at_least_once", "at_most_once", "none", "stateful"])
 def test_records_that_cannot_be_decoded_yet_wait_until_they_can(
@@ -373,6 +375,7 @@ def test_at_most_once_a_task_that_ends_late_does_not_move_the_group_back(topics:
     assert committed(topics, name, name) == [30]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("on_bad_record", ["skip", "dead_letter", "fail"])
 def test_undecodable_records_follow_on_bad_record(topics: Topics, name: str, on_bad_record: Any) -> None:
     topics.create(name)
@@ -417,6 +420,7 @@ def test_partitions_that_are_added_are_read(topics: Topics, name: str, monkeypat
     run.rounds.close()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("skip", [False, True])
 def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, skip: bool) -> None:
     topics.create(name)
@@ -446,6 +450,7 @@ def test_offsets_that_are_gone_are_named_or_skipped(topics: Topics, name: str, s
     run.rounds.close()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("start", ["latest", "earliest"])
 def test_a_new_group_begins_at_start_and_keeps_that_position_over_a_restart(
     topics: Topics, name: str, start: Any

@@ -129,6 +129,7 @@ def test_the_group_is_never_ahead_of_the_last_committed_checkpoint(topics: Topic
         wait_for(lambda: stored(topics, name).offset == 50)
 
 
+@pytest.mark.each_value_once
 @pytest.mark.quick_for("stateful-running-fail", "stateful-restarted-skip", "stateless-running-skip")
 @pytest.mark.dies("state 7")
 @pytest.mark.rule("C37")

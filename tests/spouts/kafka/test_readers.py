@@ -96,7 +96,7 @@ def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
         server.stop()
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3))])
 def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
     """Plain records, committed and aborted kafka_txns, nulls and empty values; then compacted."""
     chance = random.Random(request.param)
@@ -223,7 +223,7 @@ def test_both_readers_hand_out_the_same_records_of_consecutive_ranges(
 
 
 @needs_native
-@pytest.mark.slow_for("1-0", "2-0")
+@pytest.mark.slow_for("1-0")
 @pytest.mark.integration
 @pytest.mark.parametrize("side_by_side", [0, 20_000])
 def test_the_sampled_times_have_the_first_and_the_last_record_of_each_partition(

@@ -246,6 +246,7 @@ class TestPlanning:
 @pytest.mark.integration
 @pytest.mark.usefixtures("reader")
 class TestReading:
+    @pytest.mark.each_value_once
     @pytest.mark.parametrize("count", [100, 30_000])
     def test_a_range_is_read_in_order_and_a_replay_reads_the_same(self, topics: Topics, name: str, count: int) -> None:
         topics.create(name, 2)

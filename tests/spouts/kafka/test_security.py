@@ -78,6 +78,7 @@ def run(address: str, config: dict[str, Any], backend: MemoryBackend) -> Any:
     return submit(topology(spout, backend), whole, MemoryStore(), "local")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("reader")
 def test_scram_over_tls_reads_everything_and_shows_no_secret(
     broker: KafkaBroker, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

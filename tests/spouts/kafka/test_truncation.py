@@ -112,7 +112,7 @@ def test_a_range_behind_a_truncated_end_is_data_loss_also_when_the_log_has_grown
         read(runs, second)
 
 
-@pytest.mark.quick_for("native-True")
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_records_that_replaced_planned_ones_are_never_read(runs: KafkaRuns, broker: KafkaBroker, kept: bool) -> None:
     """The range begins in the part of the log that is left, and ends in the new part."""
