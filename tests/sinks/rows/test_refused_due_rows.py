@@ -104,6 +104,7 @@ def made(database: Database) -> Database:
     return database
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("which", ["appended", "upserted"])
 @pytest.mark.parametrize("own", [True, False], ids=["policy of the sink", "policy of the spout"])
 def test_a_constraint_of_the_table_refuses_windows(made: Database, which: str, own: bool) -> None:
@@ -116,6 +117,7 @@ def test_a_constraint_of_the_table_refuses_windows(made: Database, which: str, o
     assert (told["component"], told["txid"]) == ("sink", len(FIRST) + 1)
 
 
+@pytest.mark.slow_for("mysql")
 def test_with_the_policy_fail_the_topology_stops(made: Database) -> None:
     with pytest.raises(TopologyFailed, match="appended"):
         ended(topology(dict(sinks(made))["appended"], policy="fail"))
@@ -131,12 +133,14 @@ def test_what_is_known_to_be_refused_is_left_out_and_verified(database: Database
     assert report.right, report.lines()
 
 
+@pytest.mark.slow_for("mysql")
 def test_a_bolt_between_loses_the_rows_that_it_refuses(database: Database) -> None:
     status = ended(topology(AppendCommitter(database.table()), ("short", Short())))
     assert database.rows(columns="shop, orders") == KEPT
     assert status.left_out_rows == 3
 
 
+@pytest.mark.slow_for("mysql")
 def test_rows_that_a_record_of_the_transaction_changes_have_a_record_to_blame(made: Database) -> None:
     builder = TransactionalTopologyBuilder(
         "counting", "orders", OpaqueMemoryTransactionalSpout({0: FIRST}, ROW, 1, on_bad_record="skip")
@@ -248,6 +252,7 @@ def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: st
     assert report.right, report.lines()
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("name", ["first", "pairs"])
 def test_a_row_that_is_a_record_of_its_transaction_has_a_record_to_blame(made: Database, name: str) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: FIRST}, ROW, 1, on_bad_record="skip")
@@ -300,9 +305,9 @@ class Counted(ArrowBolt):
         declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
 
 
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_constraints_that_are_checked_at_the_end_refuse_single_rows(database: Database) -> None:
-    if not isinstance(database, PostgresDatabase):
-        pytest.skip("SQLite cannot check them earlier, and MariaDB has none")
+    """SQLite cannot check them earlier, and MariaDB has none."""
     database.run("CREATE TABLE shops (shop text PRIMARY KEY)")
     database.run("INSERT INTO shops VALUES ('a'), ('b'), ('c'), ('z')")
     database.run(
@@ -313,6 +318,7 @@ def test_constraints_that_are_checked_at_the_end_refuse_single_rows(database: Da
     assert (status.left_out_rows, status.bad_records) == (3, 0)
 
 
+@pytest.mark.slow_for("mysql")
 def test_windows_that_are_joined_with_a_table_are_left_out(made: Database) -> None:
     """The records of the table are in no row of their own."""
     given = {0: [*FIRST, *CLOSING]}
