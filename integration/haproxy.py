@@ -22,14 +22,19 @@ listen postgres
 
 class HaproxyServer(PostgresEndpoint):
     """A proxy on the loopback interface. It sends connections to the first of ``targets``
-    (``host:port``) that accepts them, and closes the connections to a target that fails."""
+    (``host:port``) that accepts them, and closes the connections to a target that fails.
+    ``password``: of the user ``ratchet`` of all targets."""
 
     name = "haproxy"
     kind = "haproxy"
 
-    def __init__(self, folder: Path, targets: Sequence[str]) -> None:
+    def __init__(self, folder: Path, targets: Sequence[str], password: str) -> None:
         super().__init__(folder, where=EMBEDDED)
-        self._targets = targets
+        self._targets, self._password = targets, password
+
+    @property
+    def password(self) -> str:
+        return self._password
 
     def prepare(self) -> list[str]:
         lines = [

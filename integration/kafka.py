@@ -181,18 +181,14 @@ class KafkaBroker(Server):
         """Format the empty data folder with a cluster id and the users."""
         config = self._write_properties("format.properties", properties)
         users = self._secure.users if self._secure is not None else {}
-        command = [
-            *java,
-            "kafka.tools.StorageTool",
-            "format",
-            "-t",
-            self.quorum.cluster_id,
-            "-c",
-            str(config),
-            "--ignore-formatted",
-            *(part for name, password in users.items() for part in ("--add-scram", _scram(name, password))),
-        ]
+        arguments = ["format", "-t", self.quorum.cluster_id, "-c", str(config), "--ignore-formatted"]
+        for name, password in users.items():
+            arguments += ["--add-scram", _scram(name, password)]
+        # Everybody can read a command line. The tool takes its arguments from a file, one a line.
+        file = self.write("format.arguments", "".join(f"{each}\n" for each in arguments), secret=True)
+        command = [*java, "kafka.tools.StorageTool", f"@{file}"]
         self.run_tool(command, f"Kafka's data folder {self.folder / 'data'} cannot be formatted")
+        file.unlink()
 
     def is_ready(self) -> bool:
         try:

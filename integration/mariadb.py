@@ -10,17 +10,17 @@ from integration.server_launcher import EMBEDDED
 
 #: If this process is root, this user runs the server.
 USER = "daemon"
-#: The password of the user ``ratchet``.
-PASSWORD = "let me in"
 #: Creates the system tables, as ``mariadb-install-db`` does, which needs more packages. Its slow
-#: part is left out: a schema of views.
+#: part is left out: a schema of views. So are the users ``root``, who have no password.
 _BOOTSTRAP = """
 cd /usr/share/mysql
 { printf 'CREATE DATABASE mysql;\\nUSE mysql;\\n'
   cat mysql_system_tables.sql mysql_performance_tables.sql mysql_system_tables_data.sql
+  printf "DELETE FROM global_priv WHERE User <> 'mariadb.sys';\\n"
 } | "$@"
 """
 _SETUP = """CREATE DATABASE IF NOT EXISTS ratchet CHARACTER SET utf8mb4;
+SET sql_log_bin = 0;
 CREATE USER IF NOT EXISTS ratchet@'%' IDENTIFIED BY '{password}';
 GRANT ALL ON *.* TO ratchet@'%' WITH GRANT OPTION;
 """
@@ -28,8 +28,8 @@ GRANT ALL ON *.* TO ratchet@'%' WITH GRANT OPTION;
 
 class MariaDbServer(Server):
     """A server on the loopback interface with the database ``ratchet``, and with an administrator
-    ``ratchet`` who has a password. Every commit is on disk before it is acknowledged, and in the
-    binary log.
+    ``ratchet`` who has a random password. Every commit is on disk before it is acknowledged, and in
+    the binary log.
 
     ``settings``: options of ``mariadbd``. As root, give a ``folder`` that every user can reach,
     because the server runs as the user ``daemon``.
@@ -49,16 +49,20 @@ class MariaDbServer(Server):
         super().__init__(folder, port, guarded=guarded, settings=settings, where=EMBEDDED)
 
     @property
+    def password(self) -> str:
+        """The password of the user ``ratchet``."""
+        return self.kept_secret("password")
+
+    @property
     def dsn(self) -> str:
-        return f"mysql://ratchet:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{self.port}/ratchet"
+        return f"mysql://ratchet:{self.password}@127.0.0.1:{self.port}/ratchet"
 
     def prepare(self) -> list[str]:
         data = self.folder / "data"
         if not (data / "mysql").exists():
             self.initialise(data, self._fill)
         self.make_folder(self._temporary, USER, "MariaDB")
-        setup = self.write("setup.sql", _SETUP.format(password=PASSWORD))
-        setup.chmod(0o644)
+        setup = self.write_for(USER, "setup.sql", _SETUP.format(password=self.password))
         settings = {
             "datadir": str(data),
             "tmpdir": str(self._temporary),

@@ -1,5 +1,5 @@
 """The part of a Schema Registry's HTTP API that readers and writers use, as a program:
-``python3 registry_standin.py PORT [NAME:PASSWORD]``.
+``python3 registry_standin.py PORT [FILE]``. The file has the ``NAME:PASSWORD`` of its clients.
 
 It is not a real registry: schemas are kept in memory, and only the fields of Avro records are
 checked for compatibility, under subjects whose level is ``BACKWARD``; the others take any schema.
@@ -21,6 +21,7 @@ import threading
 import urllib.parse
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -180,4 +181,4 @@ def main(port: int, user: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    main(int(sys.argv[1]), Path(sys.argv[2]).read_text(encoding="utf-8") if len(sys.argv) > 2 else None)

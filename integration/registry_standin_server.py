@@ -40,7 +40,8 @@ class RegistryServer(Server):
 
     def prepare(self) -> list[str]:
         program = shutil.copy(_PROGRAM, self.folder / _PROGRAM.name)
-        return [self.host.program("python3"), str(program), str(self.port), *([self.user] if self.user else [])]
+        login = [str(self.write("user", self.user, secret=True))] if self.user else []
+        return [self.host.program("python3"), str(program), str(self.port), *login]
 
     def is_ready(self) -> bool:
         return exchange(self.port, b"GET /standin/requests HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.")

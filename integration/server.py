@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 import shutil
 import socket
 import time
@@ -213,6 +214,22 @@ class Server(ABC):
         except OSError as error:
             raise ServerError(f"{self.folder}: {error.strerror or error}; make room or give another folder") from error
         return file
+
+    def write_for(self, user: str, name: str, text: str) -> Path:
+        """Write a file in the server's folder that only ``user`` can open, as whom a program runs
+        if this process is root. Raises ``ServerError``."""
+        file = self.write(name, text, secret=True)
+        if self.host.as_user(user):
+            self.run_tool(["chown", f"{user}:{user}", str(file)], f"{file} cannot be given to the user {user!r}")
+        return file
+
+    def kept_secret(self, name: str) -> str:
+        """A random secret of this server. It is in the file ``name`` in the folder, which only this
+        user can open. Raises ``ServerError``."""
+        file = self.folder / name
+        if not file.exists():
+            self.write(name, secrets.token_urlsafe(24), secret=True)
+        return file.read_text(encoding="utf-8")
 
     def initialise(self, data: Path, fill: Callable[[Path], None]) -> None:
         """Create the data folder. ``fill`` writes it under another name, so that ``data`` is

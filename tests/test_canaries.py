@@ -62,6 +62,8 @@ def test_no_secret_comes_out_anywhere(
     topics = Topics(broker.address)
     topics.send(topics.create(name), [f"w{number % 5}".encode() for number in range(50)])
     table = name.replace("-", "_")
+    with psycopg.connect(postgres.dsn) as database:
+        database.execute(f"CREATE ROLE canary LOGIN SUPERUSER PASSWORD '{POSTGRES}'".encode())
     page, metrics, own = free_port(), free_port(), free_port()
     config = tmp_path / "run.toml"
     config.write_text(
@@ -97,7 +99,7 @@ def test_no_secret_comes_out_anywhere(
         [app]
         topic = "{name}"
         table = "{table}"
-        database = "{postgres.dsn.replace("ratchet@", "ratchet:${MY_POSTGRES}@")}"
+        database = "{postgres.dsn.replace(f"ratchet:{postgres.password}@", "canary:${MY_POSTGRES}@")}"
         """
     )
     monkeypatch.setenv("RATCHET_KAFKA_SASL_PASSWORD", KAFKA)
@@ -147,6 +149,8 @@ def test_no_secret_comes_out_anywhere(
     with psycopg.connect(postgres.dsn) as database:
         shown["table"] = repr(database.execute(f"SELECT * FROM {table}").fetchall())
         shown["headers"] = repr(database.execute("SELECT * FROM _ratchet_headers").fetchall())
+        database.execute("REASSIGN OWNED BY canary TO ratchet")
+        database.execute("DROP ROLE canary")
     if executor == "spark":
         shown["events"] = contents(tmp_path / "events")
         assert "spark.master" in shown["environment page"] and "spark.master" in shown["events"]

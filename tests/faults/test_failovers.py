@@ -18,6 +18,7 @@ from framework.transactions import MemoryStore
 from integration import PostgresServer, RedisServer, TcpProxy
 from sinks import Count, MapBackend, OpaqueMapState, PostgresBackend, RedisBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.postgres_roles import dsn_of, login
 from tests.kit.state_parts import Log, counting, journal, redis_pool
 from tests.kit.waiting import wait_for
 
@@ -78,8 +79,12 @@ def test_a_connection_to_a_server_that_became_read_only_is_not_used_again(
 ) -> None:
     """The address leads to the new primary, and open connections to the former one."""
     table = name.replace("-", "_")
+    with psycopg.connect(own_postgres.dsn) as connection:
+        connection.execute(f"CREATE ROLE moving SUPERUSER {login(postgres.dsn)}".encode())
+    with psycopg.connect(postgres.dsn) as connection:
+        connection.execute(f"CREATE ROLE moving SUPERUSER {login(postgres.dsn)}".encode())
     with TcpProxy(own_postgres.address) as link:
-        backend = PostgresBackend(f"postgresql://ratchet@{link.address}/ratchet", table, KEY, VALUE)
+        backend = PostgresBackend(dsn_of("moving", postgres.dsn, link.address), table, KEY, VALUE)
         header = backend.prepare("topology")
         settle(own_postgres, "SET default_transaction_read_only = on")
         wait_for(lambda: _read_only(own_postgres))
@@ -90,6 +95,9 @@ def test_a_connection_to_a_server_that_became_read_only_is_not_used_again(
             backend.raise_header(header, header.finished(1))
         backend.raise_header(new, new.finished(1))
         assert promoted.read_header().done == 1
+    with psycopg.connect(postgres.dsn) as connection:
+        connection.execute("REASSIGN OWNED BY moving TO ratchet")
+        connection.execute("DROP ROLE moving")
 
 
 def _read_only(server: PostgresServer) -> bool:

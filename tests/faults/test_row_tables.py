@@ -24,6 +24,7 @@ from sinks.rows.transactional_table import RowTable
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
 from tests.faults.test_failovers import settle
 from tests.kit.mysql import Client, client
+from tests.kit.postgres_roles import login
 from tests.kit.waiting import wait_for
 from tests.sinks.rows.test_mirror import put
 
@@ -67,7 +68,8 @@ def asked(dsn: str, schema: str) -> Callable[[str], list[tuple[Any, ...]]]:
 def test_rows_through_a_pooler_with_one_session(postgres: PostgresServer, schema: str, name: str) -> None:
     address = psycopg.conninfo.conninfo_to_dict(postgres.dsn)
     target, settings = f"{address['host']}:{address['port']}", {"default_pool_size": "1"}
-    with open_folder() as folder, PgBouncerServer(folder, target, settings=settings) as pooler:
+    password = str(address["password"])
+    with open_folder() as folder, PgBouncerServer(folder, target, password, settings=settings) as pooler:
         dsn = pooler.dsn
 
         def table(of: str) -> PostgresTable:
@@ -108,10 +110,13 @@ def replicating(primary: PostgresServer) -> list[tuple[Any, ...]]:
 @pytest.mark.slow
 def test_a_synchronous_standby_takes_over_behind_haproxy(own_postgres: PostgresServer, name: str) -> None:
     """When the primary is dead, connections lead to the standby, which is read-only at first."""
-    with open_folder() as folder, PostgresStandby(folder / "standby", own_postgres.address) as standby:
+    with (
+        open_folder() as folder,
+        PostgresStandby(folder / "standby", own_postgres.address, own_postgres.password) as standby,
+    ):
         settle(own_postgres, "SET synchronous_standby_names = '*'")
         wait_for(lambda: replicating(own_postgres) == [("sync",)])
-        with HaproxyServer(folder / "haproxy", [own_postgres.address, standby.address]) as proxy:
+        with HaproxyServer(folder / "haproxy", [own_postgres.address, standby.address], standby.password) as proxy:
             built = topology(name, lambda of: PostgresTable(proxy.dsn, of), take=4)
             with submit(built, {}, MemoryStore(), "local") as run:
                 run.wait_for_commit(20, 60)
@@ -129,8 +134,8 @@ def test_a_standby_that_lacks_committed_rows_is_refused(own_postgres: PostgresSe
     with (
         open_folder() as folder,
         TcpProxy(own_postgres.address) as link,
-        PostgresStandby(folder / "standby", link.address) as standby,
-        HaproxyServer(folder / "haproxy", [own_postgres.address, standby.address]) as proxy,
+        PostgresStandby(folder / "standby", link.address, own_postgres.password) as standby,
+        HaproxyServer(folder / "haproxy", [own_postgres.address, standby.address], standby.password) as proxy,
     ):
         wait_for(lambda: replicating(own_postgres) == [("async",)])
         built = topology(name, lambda of: PostgresTable(proxy.dsn, of), take=1)
@@ -149,7 +154,7 @@ def test_a_role_that_may_open_no_connection_is_waited_for(postgres: PostgresServ
     dsn = psycopg.conninfo.make_conninfo(postgres.dsn, user=schema)
     built = topology(name, lambda of: PostgresTable(dsn, of, schema=schema), take=4)
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE ROLE {schema} LOGIN".encode())
+        admin.execute(f"CREATE ROLE {schema} {login(postgres.dsn)}".encode())
         admin.execute(f"GRANT ALL ON SCHEMA {schema} TO {schema}".encode())
         with submit(built, {}, MemoryStore(), "local") as run:
             run.wait_for_commit(20, 60)

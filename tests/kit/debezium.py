@@ -28,7 +28,7 @@ def change_source(database: PostgresServer, prefix: str, **settings: str) -> dic
         "database.hostname": "127.0.0.1",
         "database.port": str(database.port),
         "database.user": "ratchet",
-        "database.password": "unused",
+        "database.password": database.password,
         "database.dbname": "ratchet",
         "topic.prefix": prefix,
         "plugin.name": "pgoutput",

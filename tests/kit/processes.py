@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -46,7 +47,8 @@ class RunProcess:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
-        settings = [part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")]
+        given, secrets = _without_passwords(self._settings)
+        settings = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
         with open(self.log, "ab") as log:
             self._from = log.tell()
             self.process = subprocess.Popen(
@@ -56,7 +58,7 @@ class RunProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # for ``end``
+                env={**os.environ, **secrets, "PYTHONFAULTHANDLER": "1"},  # for ``end``
             )
 
     def note(self, words: str) -> None:
@@ -145,3 +147,14 @@ def commands_below(process: psutil.Process) -> list[str]:
         with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             found.append(" ".join(each.cmdline()))
     return found
+
+
+def _without_passwords(settings: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """Settings for a command line, which everybody can read: addresses with a password are
+    references to environment variables. And these variables."""
+    given, variables = dict(settings), dict[str, str]()
+    for key, value in settings.items():
+        if "://" in str(value) and urlsplit(str(value)).password:
+            name = f"SETTING_{len(variables)}"
+            given[key], variables[name] = f"${{{name}}}", str(value)
+    return given, variables

@@ -15,9 +15,19 @@ import time
 from pathlib import Path
 
 import psutil
+import psycopg
+import pymysql
 import pytest
 
-from integration import EmbeddedServers, MariaDbServer, ServerError, ZooKeeperServer, jars
+from integration import (
+    EmbeddedServers,
+    MariaDbServer,
+    PgBouncerServer,
+    PostgresServer,
+    ServerError,
+    ZooKeeperServer,
+    jars,
+)
 from integration.folder_permissions import open_folder
 from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
@@ -156,6 +166,47 @@ def test_who_could_open_a_file_before_cannot_read_the_secret_that_is_written(tmp
         assert opened.read() == ""
     assert file.read_text() == "secret"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", [PostgresServer, MariaDbServer])
+def test_a_database_knows_its_administrator_by_a_secret_that_nobody_else_can_read(
+    kind: type[PostgresServer] | type[MariaDbServer],
+) -> None:
+    with open_folder() as folder, kind(folder / "a") as server, kind(folder / "b") as other:
+        assert _signs_in(server.dsn)
+        for guess in ("", "let me in", "ratchet", other.password):
+            for user in ("ratchet", "root", "postgres", ""):
+                assert not _signs_in(server.dsn.replace(f"ratchet:{server.password}@", f"{user}:{guess}@"))
+        shown = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
+        assert not [file for file in shown if server.password.encode() in file.read_bytes()]
+        lines = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+        assert not [line for line in lines if server.password in line]
+        server.stop()
+        server.start()
+        assert _signs_in(server.dsn)
+
+
+def _signs_in(dsn: str) -> bool:
+    try:
+        if dsn.startswith("mysql"):
+            with mysql.client(dsn):
+                return True
+        with psycopg.connect(dsn):
+            return True
+    except (psycopg.Error, pymysql.Error):
+        return False
+
+
+@pytest.mark.integration
+def test_a_pooler_asks_for_the_secret_too(postgres: PostgresServer) -> None:
+    with (
+        open_folder() as folder,
+        PgBouncerServer(folder, postgres.dsn.rpartition("@")[2].partition("/")[0], postgres.password) as pooler,
+    ):
+        assert _signs_in(pooler.dsn)
+        assert not _signs_in(pooler.dsn.replace(f":{pooler.password}@", ":x@"))
+        assert not _signs_in(pooler.dsn.replace(f":{pooler.password}@", "@"))
 
 
 class Member(Server):

@@ -24,6 +24,7 @@ from integration import PostgresServer
 from sinks import Last, PostgresBackend, SqliteBackend, Sum
 from sinks.backend import Row
 from sinks.sql.backend import SqlBackend
+from tests.kit.postgres_roles import dsn_of, login
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -44,7 +45,7 @@ def role(postgres: PostgresServer) -> Iterator[tuple[str, Any]]:
     """A role with a schema of its own, and the connection of one who may do everything."""
     name = f"u_{uuid.uuid4().hex[:10]}"
     with psycopg.connect(postgres.dsn, autocommit=True) as admin:
-        admin.execute(f"CREATE ROLE {name} LOGIN")
+        admin.execute(f"CREATE ROLE {name} {login(postgres.dsn)}")
         admin.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
         yield name, admin
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
@@ -56,7 +57,7 @@ def role(postgres: PostgresServer) -> Iterator[tuple[str, Any]]:
 def in_postgres(
     postgres: PostgresServer, role: tuple[str, Any], key: Fields = KEY, value: Fields = VALUE
 ) -> PostgresBackend:
-    return PostgresBackend(postgres.dsn.replace("ratchet@", f"{role[0]}@"), "words", key, value)
+    return PostgresBackend(dsn_of(role[0], postgres.dsn), "words", key, value)
 
 
 @pytest.fixture(params=["postgres", "sqlite"])

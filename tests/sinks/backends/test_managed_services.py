@@ -17,6 +17,7 @@ from framework.transactions import MemoryStore
 from integration import PostgresServer, RedisServer
 from sinks import Count, MapBackend, OpaqueMapState, PostgresBackend, RedisBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.postgres_roles import dsn_of, login
 from tests.kit.state_parts import Log, journal, redis_pool
 from tests.kit.state_parts import counting as stateful
 from tests.kit.waiting import wait_for
@@ -44,10 +45,10 @@ def counted(name: str, backend: MapBackend) -> list[dict[str, Any]]:
 def limited(own_postgres: PostgresServer) -> str:
     """The dsn of a user that is no superuser."""
     with psycopg.connect(own_postgres.dsn, autocommit=True) as admin:
-        admin.execute("CREATE ROLE limited LOGIN")
+        admin.execute(f"CREATE ROLE limited {login(own_postgres.dsn)}")
         admin.execute("CREATE SCHEMA limited AUTHORIZATION limited")
         admin.execute("REVOKE SELECT ON pg_stat_replication FROM PUBLIC")
-    return own_postgres.dsn.replace("ratchet@", "limited@")
+    return dsn_of("limited", own_postgres.dsn)
 
 
 @pytest.mark.slow

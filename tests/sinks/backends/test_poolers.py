@@ -29,7 +29,8 @@ KEY, VALUE = Fields(word=str), Fields(n=int)
 def pooled(postgres: PostgresServer, **settings: str) -> Iterator[PgBouncerServer]:
     address = psycopg.conninfo.conninfo_to_dict(postgres.dsn)
     target = f"{address['host']}:{address['port']}"
-    with open_folder() as folder, PgBouncerServer(folder, target, settings=settings) as server:
+    password = str(address["password"])
+    with open_folder() as folder, PgBouncerServer(folder, target, password, settings=settings) as server:
         yield server
 
 

@@ -32,6 +32,7 @@ from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
 from sinks.read_as_of import at_one_moment, items_as_of
 from sinks.sql import postgres_table_base as postgres_module
 from sinks.sql.postgres_adaptive_batch_size import LimitReached
+from tests.kit.postgres_roles import dsn_of, login
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -53,10 +54,10 @@ def admin(postgres: PostgresServer) -> Iterator[Any]:
 def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
     """A user that has a schema of its own and no other rights: (name, dsn)."""
     name = f"u_{uuid.uuid4().hex[:10]}"
-    admin.execute(f"CREATE ROLE {name} LOGIN")
+    admin.execute(f"CREATE ROLE {name} {login(postgres.dsn)}")
     admin.execute(f"CREATE SCHEMA {name}")
     admin.execute(f"GRANT USAGE ON SCHEMA {name} TO {name}")
-    yield name, postgres.dsn.replace("ratchet@", f"{name}@")
+    yield name, dsn_of(name, postgres.dsn)
     # A session that its client has closed may last a moment longer, and own its temporary tables.
     ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s"
     assert all(each for (each,) in admin.execute(ended, [name]))
@@ -182,17 +183,18 @@ def test_rights_are_probed_before_the_first_batch(user: tuple[str, str], admin: 
 
 
 @pytest.mark.parametrize(
-    ("dsn", "words"),
+    ("role", "database", "words"),
     [
-        ("postgresql://nobody@{address}/ratchet", "role .nobody. does not exist"),
-        ("postgresql://ratchet@{address}/elsewhere", "database .elsewhere. does not exist"),
+        ("nobody", "ratchet", "password authentication failed for user .nobody."),
+        ("ratchet", "elsewhere", "database .elsewhere. does not exist"),
     ],
 )
 def test_a_refused_login_is_reported_with_its_reason(
-    postgres: PostgresServer, table: str, dsn: str, words: str
+    postgres: PostgresServer, table: str, role: str, database: str, words: str
 ) -> None:
+    dsn = f"{dsn_of(role, postgres.dsn).rpartition('/')[0]}/{database}"
     with pytest.raises(ConfigError, match=words):
-        PostgresBackend(dsn.format(address=postgres.address), table, KEY, VALUE).prepare("topology")
+        PostgresBackend(dsn, table, KEY, VALUE).prepare("topology")
 
 
 def test_a_password_appears_in_no_message(postgres: PostgresServer, admin: Any, table: str) -> None:
@@ -230,7 +232,10 @@ def test_an_address_takes_secrets_from_the_environment(
     with pytest.raises(ConfigError, match=r"refers to \$\{NOT_SET\}"):
         PostgresBackend("postgresql://ratchet:${NOT_SET}@localhost/ratchet", table)
     monkeypatch.setenv("PORT_OF_IT", str(postgres.port))
-    backend = PostgresBackend("postgresql://ratchet@127.0.0.1:${PORT_OF_IT}/ratchet", table, KEY, VALUE)
+    monkeypatch.setenv("PASSWORD_OF_IT", postgres.password)
+    backend = PostgresBackend(
+        "postgresql://ratchet:${PASSWORD_OF_IT}@127.0.0.1:${PORT_OF_IT}/ratchet", table, KEY, VALUE
+    )
     assert backend.prepare("topology").done == 0
 
 

@@ -16,6 +16,7 @@ from framework.errors import ConfigError, RetryableError
 from integration import PostgresServer
 from sinks import Max, OpaqueMapState, PostgresBackend, TransactionalMapState
 from sinks.sql.postgres_adaptive_batch_size import StatementSize, reached
+from tests.kit.postgres_roles import dsn_of, login
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.rule("C30")]
@@ -32,9 +33,9 @@ def admin(postgres: PostgresServer) -> Iterator[Any]:
 def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
     """A user with a schema: (name, dsn)."""
     name = f"u_{uuid.uuid4().hex[:10]}"
-    admin.execute(f"CREATE ROLE {name} LOGIN SUPERUSER")
+    admin.execute(f"CREATE ROLE {name} SUPERUSER {login(postgres.dsn)}")
     admin.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
-    yield name, postgres.dsn.replace("ratchet@", f"{name}@")
+    yield name, dsn_of(name, postgres.dsn)
     admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [name])
     wait_for(lambda: admin.execute("SELECT 1 FROM pg_stat_activity WHERE usename = %s", [name]).fetchone() is None)
     admin.execute(f"DROP SCHEMA {name} CASCADE")

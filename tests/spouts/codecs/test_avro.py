@@ -353,6 +353,7 @@ class TestRegistry:
     def test_a_password_works_and_is_not_shown(self, tmp_path: Path) -> None:
         registry = RegistryServer(tmp_path / "guarded", user="me:canary")
         registry.start()
+        assert b"canary" not in Path(f"/proc/{registry.pid}/cmdline").read_bytes()
         registry.register("words-value", SMALL)
         settings = {"url": registry.url, "basic.auth.user.info": "me:canary"}
         codec = RegistryAvroCodec(settings, subject="words-value")

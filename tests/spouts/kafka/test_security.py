@@ -8,7 +8,7 @@ import base64
 import json
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.topology import TopologyContext
 from framework.transactions import MemoryStore
 from integration import KafkaBroker, SecureListener
+from integration.processes import ProcessHost
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.certificates import Certificates, make_certificates
@@ -45,11 +46,32 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     secure = SecureListener(certificates.broker, {USER: PASSWORD})
     server = KafkaBroker(tmp_path_factory.mktemp("secured"), secure=secure)
-    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProcessHost, "run", _noting(ProcessHost.run))
+        server.start()
     topics = Topics(server.address)
     topics.send(topics.create(TOPIC), [str(number % 10).encode() for number in range(100)])
     yield server
     server.stop()
+
+
+#: What was started to format the data of the broker.
+FORMATTED: list[str] = []
+
+
+def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(host: ProcessHost, command: Sequence[str], folder: Path, *more: Any) -> Any:
+        FORMATTED.append(" ".join(command))
+        return run(host, command, folder, *more)
+
+    return noted
+
+
+def test_the_passwords_of_a_broker_are_on_no_command_line(broker: KafkaBroker) -> None:
+    assert any("StorageTool" in each for each in FORMATTED)
+    assert not [each for each in FORMATTED if PASSWORD in each]
+    shown = [file for file in broker.folder.rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
+    assert not [file for file in shown if PASSWORD.encode() in file.read_bytes()]
 
 
 def settings(certificates: Certificates, **changes: str) -> dict[str, str]:
