@@ -331,6 +331,15 @@ def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
     return {**meta, **carried} if carried else meta
 
 
+def without_refused(meta: Meta) -> Meta:
+    """The entry as before any value in its range was refused."""
+    if REFUSED not in meta:
+        return meta
+    left_out = [offset for offset in meta[LEFT_OUT] if str(offset) not in meta[REFUSED]]
+    bare = {key: value for key, value in meta.items() if key not in (LEFT_OUT, REFUSED, ON_REFUSED)}
+    return {**bare, LEFT_OUT: left_out} if left_out else bare
+
+
 class Backlog(NamedTuple):
     """The unread records of a source. ``size_bytes``: an estimate; None when unknown."""
 
