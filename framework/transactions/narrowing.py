@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -214,67 +215,109 @@ class _SearchEnded(Exception):
     """A search goes no further: what it has not searched yet belongs to a later batch."""
 
 
+#: Consecutive records of one partition.
+_Range = tuple[str, Meta]
+
+
 class _Search:
-    """A search for refused records, in the order of partitions and offsets. What it has searched is
-    always the beginning of the batch."""
+    """A search for refused records by generalised binary splitting, in the order of partitions and
+    offsets: groups of as many records as seem to have one refused are tested, and the first refused
+    record of a group is found by halving. Each of ``k`` among ``n`` takes ``log2(n / k) + 2``
+    probes. What has been searched is always the beginning of the batch."""
 
     def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe) -> None:
         self._narrowing, self._plan, self._probe = narrowing, plan, probe
         # entries without records, such as the planning time, belong to every part
         self._always = {each: meta for each, meta in plan.items() if not narrowing._offsets(meta)}
+        self._todo: list[_Range] = []  # the last one first
         self._done: dict[str, list[Meta]] = defaultdict(list)
+        self._passed = 0
+        self._found: list[tuple[str, int, str]] = []
         self._reasons: dict[str, dict[int, str]] = {}
         self._policies: dict[str, str | None] = {}
-        self._found: list[tuple[str, int, str]] = []
         for each, meta in plan.items():
             if REFUSED in meta:
                 self._reasons[each] = {int(offset): reason for offset, reason in meta[REFUSED].items()}
                 self._policies[each] = meta.get(ON_REFUSED)
 
     def run(self) -> Searched | None:
-        suspects = {each: self._slim(meta) for each, meta in self._narrowing._suspects(self._plan).items()}
+        suspects = self._narrowing._suspects(self._plan)
+        self._todo = [(each, self._slim(suspects[each])) for each in sorted(suspects, reverse=True)]
         try:
-            self._search(suspects, is_refused=True)
+            self._search()
         except _SearchEnded:
-            plan = self._searched_part() if self._done else None
-            return Searched(self._narrowing._bounded(plan), True, self._found) if plan is not None else None
+            with suppress(_SearchEnded):  # the source cannot join the ranges
+                plan = self._searched_part()
+                return Searched(self._narrowing._bounded(plan), True, self._found) if plan is not None else None
+            return None
         if not self._found:
             return None
         found = {partition for partition, _, _ in self._found}
         plan = {each: self._refusing(each, meta) if each in found else meta for each, meta in self._plan.items()}
         return Searched(self._narrowing._bounded(plan), False, self._found)
 
-    def _search(self, part: Plan, *, is_refused: bool) -> bool:
-        """Search a part of the batch. ``is_refused``: whether it is known that a component refuses
-        it. Returns whether one does."""
-        if not self._narrowing._suspects(part):
-            self._pass(part)
-            return False
-        is_one = sum(len(self._narrowing._offsets(meta)) for meta in part.values()) == 1
-        if is_one or not is_refused:  # a record is left out only if it is refused by itself
-            failure = self._probe({**self._always, **part})
+    def _search(self) -> None:
+        whole, self._todo = self._todo[::-1], []
+        self._find_first(whole, None)  # the attempt itself has failed
+        size = self._passed // 2
+        while self._todo:
+            group = self._next(max(size, 1))
+            failure = self._failure(group)
             if failure is None:
-                self._pass(part)
-                return False
-            if not _refuses(failure):
+                self._pass(group)
+                size *= 2
+            else:
+                self._find_first(group, failure)
+                size = self._passed // (len(self._found) + 1)
+
+    def _next(self, size: int) -> list[_Range]:
+        """Take the next ``size`` records, or at least half as many."""
+        group: list[_Range] = []
+        while self._todo and 2 * self._count(group) < size:
+            each = self._todo.pop()
+            halves = self._halves([each]) if self._count([*group, each]) > size else None
+            if halves is None:
+                group.append(each)
+            else:
+                self._todo += [*halves[1], *halves[0]]
+        return group
+
+    def _find_first(self, group: list[_Range], failure: TaskFailure | None) -> None:
+        """Find the first refused record of a group that is refused; what is after it is still to be
+        done. ``failure``: of the group."""
+        while self._count(group) > 1:
+            halves = self._halves(group)
+            if halves is None:
                 raise _SearchEnded
-            if is_one:
-                self._take(part, failure)
-                return True
-        halves = self._narrowing._halves(part)
-        if halves is None:
+            first, rest = halves
+            failure = self._failure(first)
+            if failure is None:
+                self._pass(first)
+                group = rest
+            else:
+                self._todo += reversed(rest)
+                group = first
+        # a record is left out only if it is refused by itself
+        failure = failure or self._failure(group)
+        if failure is not None:
+            self._take_out(*group[0], failure)
+        self._pass(group)
+
+    def _failure(self, group: list[_Range]) -> TaskFailure | None:
+        part = self._joined(group)
+        if not self._narrowing._suspects(part):
+            return None
+        failure = self._probe({**self._always, **part})
+        if failure is not None and not _refuses(failure):
             raise _SearchEnded
-        first = self._search(halves[0], is_refused=False)
-        self._search(halves[1], is_refused=not first)
-        return True
+        return failure
 
-    def _pass(self, part: Plan) -> None:
-        for each, meta in part.items():
-            self._done[each].append(meta)
+    def _pass(self, group: list[_Range]) -> None:
+        self._passed += self._count(group)
+        for partition, meta in group:
+            self._done[partition].append(meta)
 
-    def _take(self, part: Plan, failure: TaskFailure) -> None:
-        """Leave out the only record of a part."""
-        ((partition, meta),) = part.items()
+    def _take_out(self, partition: str, meta: Meta, failure: TaskFailure) -> None:
         offset, reason, policy = self._narrowing._offsets(meta)[0], _reason(failure), self._narrowing._policy(failure)
         known = [each for reasons in self._reasons.values() for each in reasons.values()]
         if (
@@ -286,7 +329,38 @@ class _Search:
             raise _SearchEnded
         self._reasons.setdefault(partition, {})[offset] = reason
         self._found.append((partition, offset, reason))
-        self._pass(part)
+
+    # --- ranges -----------------------------------------------------------------------------------
+
+    def _count(self, group: Sequence[_Range]) -> int:
+        return sum(len(self._narrowing._offsets(meta)) for _, meta in group)
+
+    def _halves(self, group: Sequence[_Range]) -> tuple[list[_Range], list[_Range]] | None:
+        """Two parts of a group, as equal as its ranges allow; None when the source cannot divide
+        it."""
+        if len(group) == 1:
+            ((partition, meta),) = group
+            halves = self._narrowing._planner.ranges.split(partition, meta)
+            return ([(partition, halves[0])], [(partition, halves[1])]) if halves is not None else None
+        whole, at = self._count(group), 1
+        while at + 1 < len(group) and 2 * self._count(group[: at + 1]) <= whole:
+            at += 1
+        return list(group[:at]), list(group[at:])
+
+    def _joined(self, group: Sequence[_Range]) -> Plan:
+        """One entry per partition; the ranges of a partition are consecutive."""
+        ranges: dict[str, list[Meta]] = defaultdict(list)
+        for partition, meta in group:
+            ranges[partition].append(meta)
+        return {partition: self._one(parts) for partition, parts in ranges.items()}
+
+    def _one(self, parts: Sequence[Meta]) -> Meta:
+        if len(parts) == 1:
+            return parts[0]
+        joined = self._narrowing._planner.ranges.joined(parts[0], parts[-1], after=False)
+        if joined is None:
+            raise _SearchEnded
+        return {**parts[0], **joined}
 
     def _slim(self, meta: Meta) -> Meta:
         """The entry with only those left-out records that are in its range."""
@@ -294,17 +368,13 @@ class _Search:
         return {**meta, LEFT_OUT: [each for each in meta.get(LEFT_OUT, ()) if each in offsets]}
 
     def _searched_part(self) -> Plan | None:
-        """The plan of what has been searched."""
+        """The plan of what has been searched; None if that is nothing."""
         kept: dict[str, Meta] = {}
         for each, parts in self._done.items():
-            bare = without_refused(self._plan[each])
-            joined = self._narrowing._planner.ranges.joined(parts[0], parts[-1], after=False)
-            if joined is None:
-                return None
-            part = without_refused({**parts[0], **joined})
+            part = without_refused(self._one(parts))
             bounds = {name: value for name, value in part.items() if name != LEFT_OUT}
-            kept[each] = self._refusing(each, leaving_out_too(bounds, bare))
-        return self._narrowing._only(self._plan, kept)
+            kept[each] = self._refusing(each, leaving_out_too(bounds, without_refused(self._plan[each])))
+        return self._narrowing._only(self._plan, kept) if kept else None
 
     def _refusing(self, partition: str, meta: Meta) -> Meta:
         """The entry without the refused records in its range."""

@@ -68,7 +68,7 @@ TICK_S = 0.1
 #: and its thread is abandoned.
 ABANDON_AFTER_MS = 10_000
 #: How long probes of one batch may look for refused records.
-SEARCH_MAX_MS = 2_000
+SEARCH_MAX_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
