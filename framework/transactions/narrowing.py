@@ -259,16 +259,16 @@ class _Search:
     def _search(self) -> None:
         whole, self._todo = self._todo[::-1], []
         self._find_first(whole, None)  # the attempt itself has failed
-        size = self._passed // 2
+        size = max(self._passed // 2, 1)
         while self._todo:
-            group = self._next(max(size, 1))
+            group = self._next(size)
             failure = self._failure(group)
             if failure is None:
                 self._pass(group)
                 size *= 2
             else:
                 self._find_first(group, failure)
-                size = self._passed // (len(self._found) + 1)
+                size = max(self._passed // (len(self._found) + 1), 1)
 
     def _next(self, size: int) -> list[_Range]:
         """Take the next ``size`` records, or at least half as many."""
