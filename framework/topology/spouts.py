@@ -314,6 +314,9 @@ REFUSED = "refused"
 #: In an entry of a plan with ``REFUSED``: the ``on_bad_record`` of the bolt that refused them, if
 #: that is not "fail". Without it, that of the spout applies.
 ON_REFUSED = "on_refused"
+#: In an entry that a probe reads: the entry of the batch, other parts of which are read next. A
+#: reader may keep what it fetches of it. No plan that is stored has it.
+PART_OF = "part_of"
 #: In an entry of a plan of a bounded source, in addition to ``next_offset``: where reading ends.
 END_OFFSET = "end_offset"
 

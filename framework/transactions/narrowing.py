@@ -27,6 +27,7 @@ from framework.topology.spouts import (
     LEFT_OUT,
     LEFT_OUT_FROM,
     ON_REFUSED,
+    PART_OF,
     REFUSED,
     Meta,
     PartitionPlanner,
@@ -365,14 +366,15 @@ class _Search:
     def _slim(self, meta: Meta) -> Meta:
         """The entry with only those left-out records that are in its range."""
         offsets = self._narrowing._offsets(meta)
-        return {**meta, LEFT_OUT: [each for each in meta.get(LEFT_OUT, ()) if each in offsets]}
+        whole = {name: value for name, value in meta.items() if name not in (LEFT_OUT, REFUSED)}
+        return {**meta, LEFT_OUT: [each for each in meta.get(LEFT_OUT, ()) if each in offsets], PART_OF: whole}
 
     def _searched_part(self) -> Plan | None:
         """The plan of what has been searched; None if that is nothing."""
         kept: dict[str, Meta] = {}
         for each, parts in self._done.items():
             part = without_refused(self._one(parts))
-            bounds = {name: value for name, value in part.items() if name != LEFT_OUT}
+            bounds = {name: value for name, value in part.items() if name not in (LEFT_OUT, PART_OF)}
             kept[each] = self._refusing(each, leaving_out_too(bounds, without_refused(self._plan[each])))
         return self._narrowing._only(self._plan, kept) if kept else None
 
