@@ -12,7 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from spouts.kafka.consumer.range_consumer import Parts, Range, TopicPartition
+from spouts.kafka.consumer.range_consumer import Range
+from spouts.kafka.partition_plan_entries import TopicPartition
+from spouts.kafka.record_deserialization import Parts
 
 #: The copy of a larger batch is not kept: each part of it is fetched.
 KEPT_BYTES_MAX = 32 << 20
@@ -57,7 +59,8 @@ class PartReader:
         missing = {tp: whole for tp, whole in wholes.items() if tp not in copies or copies[tp][0] != whole}
         if missing:
             copied = _copied(session.read(missing, parts, check_alive))
-            copies.update({tp: (whole, copied and copied.get(tp, [])) for tp, whole in missing.items()})
+            for tp, whole in missing.items():
+                copies[tp] = whole, None if copied is None else copied.get(tp, [])
         fetched = {tp: each for tp, each in ranges.items() if tp not in wholes or copies[tp][1] is None}
         if fetched:
             yield from session.read(fetched, parts, check_alive)
