@@ -26,7 +26,9 @@ from framework.topology.spouts import ReadCounts
 @dataclass(frozen=True, slots=True)
 class AttemptHeader:
     """The attempt that a task works for. Every task of the attempt has the header, even a task
-    without rows. ``opens_from``: as in ``CommitFence``, for a commit in one step."""
+    without rows. ``opens_from``: as in ``CommitFence``, for a commit in one step. ``is_probe``: the
+    tasks process a part of the batch to find refused records, and nothing is committed (ADR 128).
+    """
 
     topology_id: str
     _: KW_ONLY
@@ -35,6 +37,7 @@ class AttemptHeader:
     epoch: int
     plan_digest: str
     incarnation: str = ""
+    is_probe: bool = False
     opens_from: Header | None = field(default=None, compare=False, repr=False)
 
     def attempt(self, component_id: str, task: int) -> TransactionAttempt:

@@ -314,6 +314,9 @@ REFUSED = "refused"
 #: In an entry of a plan with ``REFUSED``: the ``on_bad_record`` of the bolt that refused them, if
 #: that is not "fail". Without it, that of the spout applies.
 ON_REFUSED = "on_refused"
+#: In an entry that a probe reads: the entry of the batch, other parts of which are read next. A
+#: reader may keep what it fetches of it. No plan that is stored has it.
+PART_OF = "part_of"
 #: In an entry of a plan of a bounded source, in addition to ``next_offset``: where reading ends.
 END_OFFSET = "end_offset"
 
@@ -329,6 +332,15 @@ def leaving_out_too(meta: Meta, other: Meta | None) -> Meta:
     known = other if other is not None else {}
     carried = {each: known[each] for each in (LEFT_OUT, LEFT_OUT_FROM) if known.get(each)}
     return {**meta, **carried} if carried else meta
+
+
+def without_refused(meta: Meta) -> Meta:
+    """The entry as before any value in its range was refused."""
+    if REFUSED not in meta:
+        return meta
+    left_out = [offset for offset in meta[LEFT_OUT] if str(offset) not in meta[REFUSED]]
+    bare = {key: value for key, value in meta.items() if key not in (LEFT_OUT, REFUSED, ON_REFUSED)}
+    return {**bare, LEFT_OUT: left_out} if left_out else bare
 
 
 class Backlog(NamedTuple):

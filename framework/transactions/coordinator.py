@@ -56,7 +56,7 @@ from typing import Union
 from framework.errors import InvariantViolation
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
-from framework.transactions.narrowing import Narrowing
+from framework.transactions.narrowing import Narrowing, Searched
 from framework.transactions.plans import Plan, plan_digest
 
 #: After timeouts, a batch is planned at most this many times smaller than usual (C18).
@@ -143,12 +143,13 @@ class OpenedRows:
 class Processed:
     """The end of a processing phase; ``failure`` is None when it succeeded. ``rows``: committer ->
     the rows for it, where every attempt at a plan must produce equally many; and ``READ`` -> the
-    records read."""
+    records read. ``searched``: what probes have found, if a value was refused."""
 
     txid: int
     attempt_id: int
     failure: TaskFailure | None = None
     rows: Mapping[str, int] = field(default_factory=dict)
+    searched: Searched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +301,7 @@ class Recovered:
 class _Transaction:
     """A transaction in flight. ``is_short``: whether its plan may share a write. ``rows`` and
     ``opened_rows``: ``Processed.rows`` of the present attempt, and of the one that opened the
-    commit."""
+    commit. ``searched``: ``Processed.searched`` of the present attempt."""
 
     txid: int
     plan: Plan
@@ -311,6 +312,7 @@ class _Transaction:
     opened: bool = False
     rows: Mapping[str, int] = field(default_factory=dict)
     opened_rows: Mapping[str, int] = field(default_factory=dict)
+    searched: Searched | None = None
     lost: bool = False  # its range is lost, or contains a refused value: roll back, then plan again
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
     timeouts: int = 0  # attempts with this plan that took too long
@@ -479,6 +481,7 @@ class Coordinator:
         if transaction is None:
             return []
         if event.failure is not None:
+            transaction.searched = event.searched
             return self._fail(event.txid, event.failure, now_ms)
         transaction.rows = event.rows
         self._move(transaction, TransactionPhase.PROCESSED, now_ms)
@@ -628,11 +631,12 @@ class Coordinator:
                 message=f"{failure.message}; the commit of txid {transaction.txid} was opened with this record, and it can be "
                 "taken out only if every sink can undo",
             )
-        found = self._narrowing.narrowed(transaction.plan, failure)
+        searched, transaction.searched = transaction.searched, None
+        found = self._narrowing.narrowed(transaction.plan, failure, searched)
         if isinstance(found, TaskFailure):
             return found
-        plan, is_half = found
-        if is_half:
+        plan, is_part = found
+        if is_part:
             self._suspects = transaction.plan
         if transaction.opened:
             transaction.lost, transaction.narrower = True, plan

@@ -1,31 +1,38 @@
-"""Removes the record whose value is refused from the plans, found by bisecting the batch (C51).
+"""Removes records whose values are refused from the plans, found by bisecting the batch (C51).
 
-A component reports that a value is refused, but usually not of which record. So the batch is
-planned again with the first half of its records. If that half is refused too, it is halved; if it
-is committed, the next batch is a half of the rest. A refused batch of a single record identifies
-the record: in the plan of the next attempt, its entry leaves the record out and has the reason, and
-the reader makes it a dead letter, or skips it. A batch that is too large for a task is halved in
-the same way until its parts are not. The halves are ordinary batches, whichever component
+A component reports that a value is refused, but usually not of which record. If it says so in the
+processing phase, probes find all refused records of the batch at once: they process parts of it,
+smaller and smaller, and commit nothing (ADR 128). In the plan of the next attempt, the entries
+leave these records out and have the reasons, and the reader makes them dead letters, or skips them.
+
+Where probes find nothing, the batch is planned again with the first half of its records. If that
+half is refused too, it is halved; if it is committed, the next batch is a half of the rest. A
+refused batch of a single record identifies the record. A batch that is too large for a task is
+halved in the same way until its parts are not. The halves are ordinary batches, whichever component
 refused the value, so a leader that dies in between costs only a few more attempts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from framework.errors import BatchTooLargeError, reason_of
-from framework.execution.failures import TaskFailure
+from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.spouts import (
     LEFT_OUT,
     LEFT_OUT_FROM,
     ON_REFUSED,
+    PART_OF,
     REFUSED,
     Meta,
     PartitionPlanner,
     leaving_out_too,
+    without_refused,
 )
 from framework.transactions.plans import Plan
 
@@ -34,6 +41,29 @@ from framework.transactions.plans import Plan
 #: before its range. No batch reads them again; only ``verify`` and ``rebuild``, if they no longer
 #: have the record of their transaction, would, and refuse it.
 LEFT_OUT_MAX = 5_000
+#: A larger batch is halved first: a probe of it would take too long.
+SEARCHED_MAX = 50_000
+#: The most refused records of one batch, and the most characters of their reasons, so that they fit
+#: into a znode. A search that meets more ends there, and the rest of the batch is a later one.
+REFUSED_MAX = 1_000
+REASONS_MAX = 100_000
+
+#: Processes a part of a batch, and commits nothing. Returns its failure, or None.
+Probe = Callable[[Plan], "TaskFailure | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search has found.
+
+    * ``plan``: of the next attempt; it leaves out all refused records in it.
+    * ``is_part``: whether the search has ended early, so that the plan is only the first part of
+      the batch.
+    * ``refused``: partition, offset and reason of each record that was found."""
+
+    plan: Plan
+    is_part: bool
+    refused: Sequence[tuple[str, int, str]]
 
 
 class Narrowing:
@@ -63,9 +93,27 @@ class Narrowing:
         takes_out = partial(self._takes_out, failure)
         return failure.component_id != self._spout_id and any(map(takes_out, self._suspects(plan)))
 
-    def narrowed(self, plan: Plan, failure: TaskFailure) -> tuple[Plan, bool] | TaskFailure:
-        """The plan of the next attempt, and whether it is a half; or the failure that ends the run,
-        if no record can be removed."""
+    def may_search(self, plan: Plan, failure: TaskFailure) -> bool:
+        """Whether probes may find the records because of which a processing phase has failed."""
+        if not _refuses(failure) or not self.applies(plan, failure):
+            return False
+        records = sum(len(self._offsets(meta)) - self._left_out(meta) for meta in plan.values())
+        return 1 < records <= SEARCHED_MAX
+
+    def searched(self, plan: Plan, probe: Probe) -> Searched | None:
+        """Search a plan for all records whose values are refused. None: probes do not tell. A
+        failure of ``probe`` that is no refusal ends the search."""
+        return _Search(self, plan, probe).run()
+
+    def narrowed(
+        self, plan: Plan, failure: TaskFailure, searched: Searched | None = None
+    ) -> tuple[Plan, bool] | TaskFailure:
+        """The plan of the next attempt, and whether it is a part of the batch; or the failure that
+        ends the run, if no record can be removed. ``searched``: the result for this plan."""
+        if searched is not None:
+            for each in searched.refused:
+                self._on_refused(*each)
+            return searched.plan, searched.is_part
         half = self._half(plan)
         if half is not None:
             return half, True
@@ -77,14 +125,10 @@ class Narrowing:
         named = replace(failure, message=f"partition {partition}, offset {offset}: {failure.message}")
         if failure.component_id == self._spout_id or not self._takes_out(failure, partition):
             return named
-        reason = reason_of(f"{failure.component_id}: {failure.message}")
+        reason = _reason(failure)
         self._on_refused(partition, offset, reason)
-        entry = _refusing(meta, offset, reason)
-        policy = self._policies.get(failure.component_id)
-        without = {**plan, partition: entry if policy is None else {**entry, ON_REFUSED: policy}}
-        if sum(len(each.get(LEFT_OUT, ())) for each in without.values()) > LEFT_OUT_MAX:
-            without = {each: self._forgetting(meta) for each, meta in without.items()}
-        return without, False
+        entry = _refusing(meta, {offset: reason}, self._policy(failure))
+        return self._bounded({**plan, partition: entry}), False
 
     def rest(self, suspects: Plan, committed: Plan | None) -> Plan | None:
         """The next batch within ``suspects``, a part of which is committed: half of the rest. None
@@ -92,6 +136,7 @@ class Narrowing:
         left: dict[str, Meta] = {}
         for partition, meta in suspects.items():
             before = committed.get(partition) if committed is not None else None
+            meta = without_refused(meta)
             joined = meta if before is None else self._planner.ranges.joined(before, meta, after=True)
             if joined is None:
                 return None
@@ -103,31 +148,50 @@ class Narrowing:
     def _takes_out(self, failure: TaskFailure, partition: str) -> bool:
         return failure.component_id in self._policies or self._planner.ranges.takes_out(partition)
 
+    def _policy(self, failure: TaskFailure) -> str | None:
+        """The policy of the bolt that refuses a value; None: that of the spout applies."""
+        return self._policies.get(failure.component_id)
+
     def _half(self, plan: Plan) -> Plan | None:
         """The batch with the first half of the records; None for one record, or when the source
         cannot divide its ranges."""
         suspects = self._suspects(plan)
-        kept: dict[str, Meta] = {}
-        if len(suspects) > 1:
-            kept = {each: suspects[each] for each in sorted(suspects)[: len(suspects) // 2]}
-        else:
-            for partition, meta in suspects.items():
-                halves = self._planner.ranges.split(partition, meta)
-                if halves is None:
-                    return None
-                kept[partition] = halves[0]
-        if not kept:
+        halves = self._halves(suspects)
+        if halves is None:
             return None
-        half: dict[str, Meta] = {}
+        return self._only(plan, {each: without_refused(meta) for each, meta in halves[0].items()})
+
+    def _halves(self, suspects: Plan) -> tuple[Plan, Plan] | None:
+        """The first half of some ranges, and the second; None for one record, or when the source
+        cannot divide its ranges."""
+        if len(suspects) > 1:
+            ordered = sorted(suspects)
+            first, second = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+            return {each: suspects[each] for each in first}, {each: suspects[each] for each in second}
+        for partition, meta in suspects.items():
+            halves = self._planner.ranges.split(partition, meta)
+            return ({partition: halves[0]}, {partition: halves[1]}) if halves is not None else None
+        return None
+
+    def _only(self, plan: Plan, kept: Plan) -> Plan | None:
+        """A plan that reads nothing but ``kept``, and has entries for all partitions of ``plan``;
+        None when the source cannot tell where a range begins."""
+        only: dict[str, Meta] = {}
         for each, meta in plan.items():
-            entry = kept.get(each) or self._empty(meta)
+            entry = kept.get(each)
+            if entry is None:
+                bare = without_refused(meta)
+                entry = self._planner.ranges.beginning(bare) if self._offsets(bare) else bare
             if entry is None:
                 return None
-            half[each] = entry
-        return half
+            only[each] = entry
+        return only
 
-    def _empty(self, meta: Meta) -> Meta | None:
-        return self._planner.ranges.beginning(meta) if self._offsets(meta) else meta
+    def _bounded(self, plan: Plan) -> Plan:
+        """The plan, with at most ``LEFT_OUT_MAX`` left-out records before its ranges."""
+        if sum(len(each.get(LEFT_OUT, ())) for each in plan.values()) <= LEFT_OUT_MAX:
+            return plan
+        return {each: self._forgetting(meta) for each, meta in plan.items()}
 
     def _suspects(self, plan: Plan) -> Plan:
         """The partitions with records that are not left out yet."""
@@ -148,7 +212,190 @@ class Narrowing:
         return self._planner.ranges.offsets(meta) or range(0)
 
 
-def _refusing(meta: Meta, offset: int, reason: str) -> Meta:
-    """An entry without this record. Later entries repeat which records are left out; only this one
-    has the reason."""
-    return {**meta, LEFT_OUT: sorted({*meta.get(LEFT_OUT, ()), offset}), REFUSED: {str(offset): reason}}
+class _SearchEnded(Exception):
+    """A search goes no further: what it has not searched yet belongs to a later batch."""
+
+
+#: Consecutive records of one partition.
+_Range = tuple[str, Meta]
+
+
+class _Search:
+    """A search for refused records by generalised binary splitting, in the order of partitions and
+    offsets: groups of as many records as seem to have one refused are tested, and the first refused
+    record of a group is found by halving. Each of ``k`` among ``n`` takes ``log2(n / k) + 2``
+    probes. What has been searched is always the beginning of the batch."""
+
+    def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe) -> None:
+        self._narrowing, self._plan, self._probe = narrowing, plan, probe
+        # entries without records, such as the planning time, belong to every part
+        self._always = {each: meta for each, meta in plan.items() if not narrowing._offsets(meta)}
+        self._todo: list[_Range] = []  # the last one first
+        self._done: dict[str, list[Meta]] = defaultdict(list)
+        self._passed = 0
+        self._found: list[tuple[str, int, str]] = []
+        self._reasons: dict[str, dict[int, str]] = {}
+        self._policies: dict[str, str | None] = {}
+        for each, meta in plan.items():
+            if REFUSED in meta:
+                self._reasons[each] = {int(offset): reason for offset, reason in meta[REFUSED].items()}
+                self._policies[each] = meta.get(ON_REFUSED)
+
+    def run(self) -> Searched | None:
+        suspects = self._narrowing._suspects(self._plan)
+        self._todo = [(each, self._slim(suspects[each])) for each in sorted(suspects, reverse=True)]
+        try:
+            self._search()
+        except _SearchEnded:
+            with suppress(_SearchEnded):  # the source cannot join the ranges
+                plan = self._searched_part()
+                return Searched(self._narrowing._bounded(plan), True, self._found) if plan is not None else None
+            return None
+        if not self._found:
+            return None
+        found = {partition for partition, _, _ in self._found}
+        plan = {each: self._refusing(each, meta) if each in found else meta for each, meta in self._plan.items()}
+        return Searched(self._narrowing._bounded(plan), False, self._found)
+
+    def _search(self) -> None:
+        whole, self._todo = self._todo[::-1], []
+        self._find_first(whole, None)  # the attempt itself has failed
+        size = max(self._passed // 2, 1)
+        while self._todo:
+            group = self._next(size)
+            failure = self._failure(group)
+            if failure is None:
+                self._pass(group)
+                size *= 2
+            else:
+                self._find_first(group, failure)
+                size = max(self._passed // (len(self._found) + 1), 1)
+
+    def _next(self, size: int) -> list[_Range]:
+        """Take the next ``size`` records, or at least half as many."""
+        group: list[_Range] = []
+        while self._todo and 2 * self._count(group) < size:
+            each = self._todo.pop()
+            halves = self._halves([each]) if self._count([*group, each]) > size else None
+            if halves is None:
+                group.append(each)
+            else:
+                self._todo += [*halves[1], *halves[0]]
+        return group
+
+    def _find_first(self, group: list[_Range], failure: TaskFailure | None) -> None:
+        """Find the first refused record of a group that is refused; what is after it is still to be
+        done. ``failure``: of the group."""
+        while self._count(group) > 1:
+            halves = self._halves(group)
+            if halves is None:
+                raise _SearchEnded
+            first, rest = halves
+            failure = self._failure(first)
+            if failure is None:
+                self._pass(first)
+                group = rest
+            else:
+                self._todo += reversed(rest)
+                group = first
+        # a record is left out only if it is refused by itself
+        failure = failure or self._failure(group)
+        if failure is not None:
+            self._take_out(*group[0], failure)
+        self._pass(group)
+
+    def _failure(self, group: list[_Range]) -> TaskFailure | None:
+        part = self._joined(group)
+        if not self._narrowing._suspects(part):
+            return None
+        failure = self._probe({**self._always, **part})
+        if failure is not None and not _refuses(failure):
+            raise _SearchEnded
+        return failure
+
+    def _pass(self, group: list[_Range]) -> None:
+        self._passed += self._count(group)
+        for partition, meta in group:
+            self._done[partition].append(meta)
+
+    def _take_out(self, partition: str, meta: Meta, failure: TaskFailure) -> None:
+        offset, reason, policy = self._narrowing._offsets(meta)[0], _reason(failure), self._narrowing._policy(failure)
+        known = [each for reasons in self._reasons.values() for each in reasons.values()]
+        if (
+            not self._narrowing._takes_out(failure, partition)
+            or self._policies.setdefault(partition, policy) != policy  # an entry has one policy
+            or len(known) >= REFUSED_MAX
+            or sum(map(len, known)) + len(reason) > REASONS_MAX
+        ):
+            raise _SearchEnded
+        self._reasons.setdefault(partition, {})[offset] = reason
+        self._found.append((partition, offset, reason))
+
+    # --- ranges -----------------------------------------------------------------------------------
+
+    def _count(self, group: Sequence[_Range]) -> int:
+        return sum(len(self._narrowing._offsets(meta)) for _, meta in group)
+
+    def _halves(self, group: Sequence[_Range]) -> tuple[list[_Range], list[_Range]] | None:
+        """Two parts of a group, as equal as its ranges allow; None when the source cannot divide
+        it."""
+        if len(group) == 1:
+            ((partition, meta),) = group
+            halves = self._narrowing._planner.ranges.split(partition, meta)
+            return ([(partition, halves[0])], [(partition, halves[1])]) if halves is not None else None
+        whole, at = self._count(group), 1
+        while at + 1 < len(group) and 2 * self._count(group[: at + 1]) <= whole:
+            at += 1
+        return list(group[:at]), list(group[at:])
+
+    def _joined(self, group: Sequence[_Range]) -> Plan:
+        """One entry per partition; the ranges of a partition are consecutive."""
+        ranges: dict[str, list[Meta]] = defaultdict(list)
+        for partition, meta in group:
+            ranges[partition].append(meta)
+        return {partition: self._one(parts) for partition, parts in ranges.items()}
+
+    def _one(self, parts: Sequence[Meta]) -> Meta:
+        if len(parts) == 1:
+            return parts[0]
+        joined = self._narrowing._planner.ranges.joined(parts[0], parts[-1], after=False)
+        if joined is None:
+            raise _SearchEnded
+        return {**parts[0], **joined}
+
+    def _slim(self, meta: Meta) -> Meta:
+        """The entry with only those left-out records that are in its range."""
+        offsets = self._narrowing._offsets(meta)
+        whole = {name: value for name, value in meta.items() if name not in (LEFT_OUT, REFUSED)}
+        return {**meta, LEFT_OUT: [each for each in meta.get(LEFT_OUT, ()) if each in offsets], PART_OF: whole}
+
+    def _searched_part(self) -> Plan | None:
+        """The plan of what has been searched; None if that is nothing."""
+        kept: dict[str, Meta] = {}
+        for each, parts in self._done.items():
+            part = without_refused(self._one(parts))
+            bounds = {name: value for name, value in part.items() if name not in (LEFT_OUT, PART_OF)}
+            kept[each] = self._refusing(each, leaving_out_too(bounds, without_refused(self._plan[each])))
+        return self._narrowing._only(self._plan, kept) if kept else None
+
+    def _refusing(self, partition: str, meta: Meta) -> Meta:
+        """The entry without the refused records in its range."""
+        offsets, bare = self._narrowing._offsets(meta), without_refused(meta)
+        reasons = {each: reason for each, reason in self._reasons.get(partition, {}).items() if each in offsets}
+        return _refusing(bare, reasons, self._policies[partition]) if reasons else bare
+
+
+def _refuses(failure: TaskFailure) -> bool:
+    return failure.kind is FailureKind.BAD_RECORD and failure.error != BatchTooLargeError.__name__
+
+
+def _reason(failure: TaskFailure) -> str:
+    return reason_of(f"{failure.component_id}: {failure.message}")
+
+
+def _refusing(meta: Meta, reasons: Mapping[int, str], policy: str | None) -> Meta:
+    """An entry without these records. Later entries repeat which records are left out; only this
+    one has the reasons, and the policy."""
+    left_out = sorted({*meta.get(LEFT_OUT, ()), *reasons})
+    entry = {**meta, LEFT_OUT: left_out, REFUSED: {str(offset): reason for offset, reason in reasons.items()}}
+    return entry if policy is None else {**entry, ON_REFUSED: policy}

@@ -55,7 +55,7 @@ from framework.transactions.coordinator import (
 from framework.transactions.documents import read_pace
 from framework.transactions.driver_context import DriverContext
 from framework.transactions.driver_reporter import TermReport
-from framework.transactions.narrowing import Narrowing
+from framework.transactions.narrowing import Narrowing, Searched
 from framework.transactions.planner_thread import PlanningThread
 from framework.transactions.plans import Plan, plan_digest
 from framework.transactions.recovery import Recovery
@@ -67,6 +67,8 @@ TICK_S = 0.1
 #: How long the end of a term waits for cancelled phases. A phase that hangs longer stays fenced,
 #: and its thread is abandoned.
 ABANDON_AFTER_MS = 10_000
+#: How long probes of one batch may look for refused records.
+SEARCH_MAX_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,10 @@ class Term:
         # the plans in flight, and their numbers of records
         self._counted: list[tuple[Plan, int | None]] = []
         self._report = TermReport(context)
+        self._narrowing = Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology))
+        # attempts whose batch is being searched
+        self._probes: dict[tuple[int, int], AttemptHeader] = {}
+        self._search_max_ms = min(SEARCH_MAX_MS, int(config.message_timeout_secs * 500))
         self._coordinator = Coordinator(
             spout_kind_of(topology.spout.instance),
             recovery.recovered,
@@ -128,7 +134,7 @@ class Term:
             skips_lost_data=planner.skips_lost_data,
             may_replan=planner.skips_lost_data and not topology.irreversible(),
             records_open=bool(topology.headerless()),
-            narrowing=Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology)),
+            narrowing=self._narrowing,
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,
         )
@@ -236,8 +242,8 @@ class Term:
             yield partial(self._carry_out, command)
 
     def close(self) -> None:
-        for header in list(self._headers.values()):
-            self._executor.cancel(header)
+        for txid, attempt_id in list(self._headers):
+            self._end(txid, attempt_id, self._executor.cancel)
         self._planning.close()
         deadline_ms = self._threads.now_ms() + ABANDON_AFTER_MS
         for phase in self._phases:
@@ -330,6 +336,9 @@ class Term:
         header = self._headers.pop((txid, attempt_id), None)
         if header is not None:
             how(header)
+        probe = self._probes.pop((txid, attempt_id), None)
+        if probe is not None:
+            self._executor.cancel(probe)
 
     def _spawn(self, name: str, header: AttemptHeader, steps: Steps[None]) -> None:
         self._phases = [phase for phase in self._phases if phase.is_alive()]
@@ -339,11 +348,15 @@ class Term:
 
     def _processing(self, header: AttemptHeader, plan: Plan) -> Steps[None]:
         committed_txid = self._coordinator.currtx - 1
+        searched: Searched | None = None
         try:
             job = yield partial(processing_job, header, self._planner, plan, committed_txid)
             result: PhaseResult = yield partial(self._executor.process, job)
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
+            elif self._narrowing.may_search(plan, result.failure):
+                until_ms = self._threads.now_ms() + self._search_max_ms
+                searched = yield partial(self._narrowing.searched, plan, partial(self._probe, header, until_ms))
         except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         rows = {
@@ -352,7 +365,19 @@ class Term:
         }
         if rows:
             rows[READ] = result.read.records
-        self._answer(Processed(header.txid, header.attempt_id, result.failure, rows), result)
+        self._answer(Processed(header.txid, header.attempt_id, result.failure, rows, searched), result)
+
+    def _probe(self, header: AttemptHeader, until_ms: int, part: Plan) -> TaskFailure | None:
+        """Process a part of an attempt's batch, and keep nothing. Returns its failure, or None."""
+        attempt = header.txid, header.attempt_id
+        probe = self._probes[attempt] = replace(header, plan_digest=plan_digest(part), is_probe=True)
+        if attempt not in self._headers or self._threads.now_ms() >= until_ms:
+            return TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the search in {header} has ended")
+        try:
+            return self._executor.process(processing_job(probe, self._planner, part)).failure
+        finally:
+            self._executor.release(probe)
+            self._probes.pop(attempt, None)
 
     def _on_states(
         self, header: AttemptHeader, answer: type[Committed] | type[RolledBack], steps: Steps[PhaseResult]

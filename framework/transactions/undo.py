@@ -26,7 +26,7 @@ from framework.execution import LocalExecutor, plan_execution
 from framework.observe.journal import TransactionRecord
 from framework.topology import Header, PartitionedSpout, Topology
 from framework.topology.fencing import ROLLED_BACK
-from framework.topology.spouts import LEFT_OUT, REFUSED, Meta, PartitionPlanner, leaving_out_too
+from framework.topology.spouts import LEFT_OUT, Meta, PartitionPlanner, leaving_out_too, without_refused
 from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import Recovered, SpoutKind
 from framework.transactions.document_writer import TopologyDocuments
@@ -245,13 +245,7 @@ def _plan_before(topology: Topology, store: CoordinationStore, txid: int) -> Pla
 def _leaving_out_too(before: Plan, batch: Plan) -> Plan:
     """``before``, extended by the records that an earlier undo had left out of ``batch``. Records
     whose values were refused are read again, because the component may have been changed since."""
-    return {each: leaving_out_too(meta, _without_refused(batch.get(each))) for each, meta in before.items()}
-
-
-def _without_refused(meta: Meta | None) -> Meta | None:
-    if meta is None or REFUSED not in meta:
-        return meta
-    return {**meta, LEFT_OUT: [offset for offset in meta[LEFT_OUT] if str(offset) not in meta[REFUSED]]}
+    return {each: leaving_out_too(meta, without_refused(batch.get(each, {}))) for each, meta in before.items()}
 
 
 def _shown(record: TransactionRecord, without: Without | None) -> TransactionRecord:

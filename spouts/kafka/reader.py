@@ -25,10 +25,11 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.dead_letters import Letter
-from framework.topology.spouts import LEFT_OUT, ON_REFUSED, REFUSED, Meta, Rows
+from framework.topology.spouts import LEFT_OUT, ON_REFUSED, PART_OF, REFUSED, Meta, Rows
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.registry_schema_usage import take_used
 from spouts.kafka.consumer.consumer_pool import sessions
+from spouts.kafka.consumer.part_reader import PartReader
 from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
@@ -44,6 +45,7 @@ C = TypeVar("C", bound=RecordChunk)
 EXPANDED_BYTES_MAX, EXPANSION_MAX, _RECORD_BYTES = 128 << 20, 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
+_parts_read = PartReader()
 
 
 class KafkaReader(PartitionReader):
@@ -69,11 +71,12 @@ class KafkaReader(PartitionReader):
         asked = {topic_and_number(partition): _range(meta) for partition, meta in ranges.items()}
         if not any(each.first < each.end for each in asked.values()):
             return
+        wholes = {topic_and_number(each): _range(meta[PART_OF]) for each, meta in ranges.items() if PART_OF in meta}
         left_out = _left_out(ranges)
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
         records, raw_bytes, row_bytes = 0, 0, 0
         with sessions.lend(self._settings, self._group, self._slot) as session:
-            for chunk in session.read(asked, self._decoder.parts, self.check_alive):
+            for chunk in _parts_read.read(session, asked, wholes, self._decoder.parts, self.check_alive):
                 self._counts.records += len(chunk)
                 self._counts.bytes += chunk.value_bytes
                 if chunk.sampled_ms is not None:

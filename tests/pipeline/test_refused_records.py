@@ -8,9 +8,10 @@ import datetime
 import json
 import random
 import sqlite3
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -31,7 +32,7 @@ from framework.errors import BadRecordError
 from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.verify import verify
 from framework.topology.spouts import LEFT_OUT, LEFT_OUT_FROM
-from framework.transactions import MemoryStore, documents, narrowing
+from framework.transactions import MemoryStore, documents, narrowing, term_loop
 from framework.transactions.documents import read_history
 from framework.transactions.undo import undo
 from integration import EmbeddedServers
@@ -64,7 +65,7 @@ from tests.kit.processes import RunProcess
 from tests.kit.readers import READERS
 from tests.kit.refusing import refused
 from tests.kit.topics import Topics
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.rule("C51")
 
@@ -175,6 +176,84 @@ def test_records_that_only_a_sink_refuses_are_taken_out_after_a_roll_back(
     assert "key field 'word' is null" in reasons[0] and "cannot be stored" in reasons[1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_refused_records_of_a_batch_are_left_out_of_its_next_attempt(
+    tmp_path: Path, kind: type[MapState], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes find them, and commit nothing: what others have sent does not wait for a transaction
+    per record."""
+    store, good = MemoryStore(), words(300)
+    rows = [row for n, each in enumerate(good) for row in (each, *([["bad", n]] if n % 10 == 3 else []))]
+    topology = built(tmp_path, rows, kind)
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    caught_up(topology, store, {"topology.message.timeout.secs": 10_000})
+    assert counts(tmp_path) == expected(good)
+    assert kept(tmp_path) == list(range(300))
+    assert len(refused(store)) == 30
+    history = read_history(store, topology.id)
+    assert len(history) == 2  # of 200 records at most
+    assert sum(len(each.attempts) for each in history) == 4
+    assert verify(topology, store).right
+
+
+def test_records_that_bolts_with_different_policies_refuse_are_left_out_in_turn(tmp_path: Path) -> None:
+    """The plan's entry of a partition has one policy."""
+
+    class Choosy(Picky):
+        def __init__(self) -> None:
+            super().__init__(prefix="odd")
+            self.on_bad_record = "skip"
+
+    good = words(40)
+    rows = [row for n, each in enumerate(good) for row in (each, *([["bad", n], ["odd", n]] if n % 8 == 3 else []))]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, FIELDS, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    builder.set_bolt("picky", Picky()).shuffle_grouping("spout")
+    builder.set_bolt("choosy", Choosy()).shuffle_grouping("picky")
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("choosy")
+    store = MemoryStore()
+    caught_up(builder.build(), store)
+    assert kept(tmp_path) == list(range(40))
+    reasons = list(refused(store).values())
+    assert sorted(each.split(":")[0] for each in reasons) == ["choosy"] * 5 + ["picky"] * 5
+    policies = [
+        (each.plan["0"].get("on_refused"), each.plan["0"]["refused"])
+        for each in read_history(store, "refusing")
+        if "refused" in each.plan["0"]
+    ]
+    assert all((policy == "skip") == reason.startswith("choosy") for policy, its in policies for reason in its.values())
+
+
+class Slow(Picky):
+    """Waits while it executes a part of its batch."""
+
+    began, ends = threading.Event(), threading.Event()
+    parts: ClassVar[list[int]] = []
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        if batch.num_rows < 64:
+            Slow.parts.append(batch.num_rows)
+            Slow.began.set()
+            Slow.ends.wait(PATIENCE_S)
+        yield from super().execute_arrow(batch)
+
+
+def test_a_run_that_stops_ends_the_search_for_refused_records(tmp_path: Path) -> None:
+    rows = [*words(63), ["bad", 1]]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, FIELDS, 64, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    builder.set_bolt("slow", Slow()).shuffle_grouping("spout")
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("slow")
+    run = submit(builder.build(), {}, MemoryStore(), "local")
+    assert Slow.began.wait(PATIENCE_S)
+    closing = threading.Thread(target=run.stop)
+    closing.start()
+    wait_for(lambda: not run.status().in_flight)
+    Slow.ends.set()
+    closing.join()
+    assert Slow.parts == [32]
+
+
 def test_the_order_decides_which_record_is_the_one_too_many(tmp_path: Path) -> None:
     store = MemoryStore()
     rows = [["a", HUGE], ["x", 1], ["a", 1], ["x", 1], ["a", -1], ["x", 1]]
@@ -257,9 +336,9 @@ def test_undo_reads_a_refused_record_again(tmp_path: Path, kind: type[MapState])
     """The corrected bolt takes it. An idempotent batch never changes."""
     store = MemoryStore()
     rows = [["a", 1], ["x", 1], ["a", 1], ["bad", 1]]
-    caught_up(built(tmp_path, rows, kind), store)
+    caught_up(built(tmp_path, rows, kind, take=1), store)
     (last,) = (each.txid for each in read_history(store, "refusing") if "refused" in each.plan["1"])
-    corrected = built(tmp_path, rows, kind, prefix="none")
+    corrected = built(tmp_path, rows, kind, take=1, prefix="none")
     assert undo(corrected, store) == last
     caught_up(corrected, store)
     assert counts(tmp_path) == {"a": (2, 2), "x": (1, 1)} | ({"bad": (1, 1)} if kind is OpaqueMapState else {})
@@ -460,7 +539,7 @@ def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinate
     assert "index" in found[1][4] and len(found[1][4].encode()) <= 1_024
     assert run.status().bad_records == 2
     meta = next(each.plan[f"{name}/0"] for each in run.transactions() if "refused" in each.plan[f"{name}/0"])
-    assert meta["refused"] == {"13": found[0][4]}
+    assert meta["refused"] == {"13": found[0][4], "40": found[1][4]}
     assert verify(runs.topology(on_bad_record="dead_letter", dead_letters=letters), runs.store).right
 
 

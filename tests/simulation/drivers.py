@@ -172,6 +172,8 @@ class SimExecutor:
     def processed(self, header: AttemptHeader, result: list[Any], refused: Sequence[int]) -> PhaseResult:
         """Keep the result of a batch. ``refused``: the records that a sink will refuse."""
         world = self.world
+        if header.is_probe:
+            return PhaseResult()
         world.oracle.processed(header, result)
         self.kept[header] = result
         if refused:

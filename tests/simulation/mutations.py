@@ -364,8 +364,8 @@ def _recover_whole_plans(self: TopologyDocuments) -> Any:
     return replace(recovered, plans=whole), digests
 
 
-def _without_reason(meta: Any, offset: int, reason: str) -> Any:
-    return {key: value for key, value in _real_refusing(meta, offset, reason).items() if key != REFUSED}
+def _without_reason(meta: Any, reasons: Any, policy: Any) -> Any:
+    return {key: value for key, value in _real_refusing(meta, reasons, policy).items() if key != REFUSED}
 
 
 def _take_out_without_roll_back(self: Coordinator, transaction: Any, failure: Any) -> Any:
@@ -540,6 +540,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C51: a record is left out of a batch that Kafka may hold",
              [(Coordinator, "__init__", _with_option(Coordinator.__init__, can_undo=True))],
              lambda shape: shape.refuses == "sink" and bool(shape.headerless)),
+    Mutation("C51: a probe that fails for another reason leaves a record out", [(narrowing, "_refuses", lambda failure: True)],
+             lambda shape: shape.refuses == "bolt"),
     Mutation("C51: the plans after a narrower one stay", [(Coordinator, "_fail", _narrows_one_only(Coordinator._fail))],
              lambda shape: bool(shape.refuses) and shape.pending > 1 and not shape.opaque),
     Mutation("C51: a record that is left out is no dead letter", [(SimExecutor, "letters", _letters_of_bad_only)],

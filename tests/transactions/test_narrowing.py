@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from framework import Fields
 from framework.errors import BatchTooLargeError
 from framework.execution import FailureKind, TaskFailure
 from framework.topology.spouts import LEFT_OUT, LEFT_OUT_FROM, REFUSED
+from framework.transactions import narrowing as module
 from framework.transactions.coordinator import (
     AskPlan,
     Cancel,
@@ -120,6 +124,100 @@ def test_plans_forget_the_oldest_left_out_records_of_each_partition_and_the_topo
     assert after is not None and after["0"][LEFT_OUT_FROM] == half and after["0"][LEFT_OUT] == plan["0"][LEFT_OUT]
 
 
+# --- the search by probes -------------------------------------------------------------------------
+
+
+class Probes:
+    """Probes of batches whose records ``bad`` a bolt refuses. ``after``: how many end well."""
+
+    def __init__(self, bad: set[tuple[str, int]], after: int = 10_000) -> None:
+        self.bad, self.after, self.parts = bad, after, list[Plan]()
+
+    def __call__(self, part: Plan) -> TaskFailure | None:
+        self.parts.append(part)
+        if len(self.parts) > self.after:
+            return FAILED
+        for partition, meta in part.items():
+            for offset in range(meta["first"], meta["next"]):
+                if (partition, offset) in self.bad and offset not in meta.get(LEFT_OUT, ()):
+                    return replace(REFUSES, component_id="other" if offset % 7 == 6 else "bolt")
+        return None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_search_finds_exactly_the_refused_records_with_few_probes(seed: int) -> None:
+    chance = random.Random(seed)
+    plan = ranges(p0=(3, 300), p1=(0, chance.randrange(200)), p2=(5, 5))
+    records = [(each, offset) for each, meta in plan.items() for offset in range(meta["first"], meta["next"])]
+    bad = set(chance.sample(records, chance.choice([1, 2, 5, 30])))
+    probes = Probes(bad)
+    found = narrowing().searched(plan, probes)
+    assert found is not None and not found.is_part
+    assert {(partition, offset) for partition, offset, _ in found.refused} == bad
+    for each, meta in plan.items():
+        its = sorted(offset for partition, offset in bad if partition == each)
+        assert found.plan[each].get(LEFT_OUT, []) == its
+        assert sorted(map(int, found.plan[each].get(REFUSED, {}))) == its
+        assert {**meta, **found.plan[each]} == {**found.plan[each], **meta}
+    assert len(probes.parts) <= len(bad) * (math.log2(len(records) / len(bad)) + 5) + 2 * math.log2(len(records))
+    assert all("2" in part for part in probes.parts)  # an entry without records is in every part
+
+
+def test_what_a_search_has_not_reached_is_a_later_batch() -> None:
+    plan, bad = ranges(p0=(0, 64), p1=(0, 64)), {("0", 3), ("0", 40), ("1", 5)}
+    for after in range(60):
+        made = narrowing()
+        found = made.searched(plan, Probes(bad, after))
+        if found is None:
+            continue
+        read = {(each, offset) for each, its in held(found.plan).items() for offset in its}
+        assert {(each, offset) for each, offset, _ in found.refused} == read & bad
+        assert found.is_part == (len(read) < 128)
+        if found.is_part:
+            rest = made.rest(plan, found.plan)
+            assert rest is not None and not read & {
+                (each, offset) for each, its in held(rest).items() for offset in its
+            }
+    assert found is not None and not found.is_part
+
+
+def test_a_search_ends_when_its_plan_could_become_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFUSED_MAX", 3)
+    found = narrowing().searched(ranges(p0=(0, 20)), Probes({("0", offset) for offset in range(2, 20, 3)}))
+    assert found is not None and found.is_part
+    assert found.plan == {
+        "0": {"first": 0, "next": 11, LEFT_OUT: [2, 5, 8], REFUSED: dict.fromkeys("258", "bolt: it is refused")}
+    }
+
+
+def test_a_search_leaves_nothing_out_that_is_not_refused_by_itself() -> None:
+    def both(part: Plan) -> TaskFailure | None:
+        return REFUSES if part["0"]["first"] <= 3 and part["0"]["next"] > 9 else None
+
+    assert narrowing().searched(ranges(p0=(0, 16)), both) is None
+
+
+def test_a_second_search_keeps_what_the_first_has_found_and_a_half_searches_again() -> None:
+    made, plan = narrowing(), ranges(p0=(0, 16))
+    first = made.searched(plan, Probes({("0", 9)}))
+    assert first is not None
+    second = made.searched(first.plan, Probes({("0", 9), ("0", 3)}))
+    assert second is not None and second.plan["0"][LEFT_OUT] == [3, 9]
+    assert [offset for _, offset, _ in second.refused] == [3]
+    assert made.narrowed(second.plan, REFUSES) == (ranges(p0=(0, 8)), True)
+    assert made.rest(second.plan, ranges(p0=(0, 8))) == ranges(p0=(8, 12))  # 9 has no letter yet
+
+
+def test_only_a_refusal_in_the_processing_of_several_records_is_searched_for() -> None:
+    plan = ranges(p0=(0, 8))
+    assert narrowing().may_search(plan, REFUSES)
+    assert not narrowing().may_search(ranges(p0=(0, 1)), REFUSES)
+    assert not narrowing().may_search(plan, ERROR)
+    assert not narrowing("fail").may_search(plan, REFUSES)
+    assert not narrowing().may_search(plan, TaskFailure.of(BatchTooLargeError("many"), "bolt", 0))
+    assert not narrowing().may_search(ranges(p0=(0, module.SEARCHED_MAX + 1)), REFUSES)
+
+
 # --- in the coordinator ---------------------------------------------------------------------------
 
 
@@ -171,6 +269,19 @@ def test_one_record_of_a_batch_is_left_out_and_the_source_goes_on_after_it(kind:
     assert running.asked.previous == {
         "0": {"first": 5, "next": 6, LEFT_OUT: [5], REFUSED: {"5": "bolt: it is refused"}}
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_of_a_search_is_written_before_its_attempt_begins(kind: SpoutKind) -> None:
+    running = script(kind)
+    planned(running, 8)
+    searched = narrowing().searched(ranges(p0=(0, 8)), Probes({("0", 2), ("0", 5)}))
+    assert searched is not None
+    commands = running.do(Processed(1, 1, REFUSES, searched=searched))
+    assert [type(each) for each in commands] == [Cancel, Persist, Process]
+    assert commands[1].plans == {1: (2, searched.plan)} and commands[2] == Process(1, 2, searched.plan)
+    running.do(Processed(1, 2))
+    assert running.of(AskPlan, running.do(Committed(1, 2)))[0].previous == searched.plan
 
 
 @pytest.mark.parametrize("kind", KINDS)
