@@ -349,15 +349,16 @@ class RedisStreamSpout(BaseRichSpout):
         for name in self._fields:
             declared: pa.DataType = self._fields.type_of(name)
             value = raw.get(name.encode())
+            if value is None:
+                raise self._bad(entry, name, "is not there")
             try:
-                if value is not None:
-                    values.append(_CONVERSIONS[str(declared)](value))
-                    continue
-                what = "is not there"
+                values.append(_CONVERSIONS[str(declared)](value))
             except (ValueError, OverflowError):
-                what = f"is no {declared}: {value[:_SHOWN_BYTES]!r}"
-            raise BadRecordError(f"stream {self._stream!r}, entry {entry.decode()}: field {name!r} {what}")
+                raise self._bad(entry, name, f"is no {declared}: {value[:_SHOWN_BYTES]!r}") from None
         return values
+
+    def _bad(self, entry: bytes, name: str, what: str) -> BadRecordError:
+        return BadRecordError(f"stream {self._stream!r}, entry {entry.decode()}: field {name!r} {what}")
 
 
 def _size_of(raw: Mapping[bytes, bytes]) -> int:
