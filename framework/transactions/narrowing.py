@@ -124,7 +124,7 @@ class Narrowing:
             if entry is None:
                 return None
             half[each] = entry
-        return half
+        return self._planner.ranges.narrowed(plan, half)
 
     def _empty(self, meta: Meta) -> Meta | None:
         return self._planner.ranges.beginning(meta) if self._offsets(meta) else meta
