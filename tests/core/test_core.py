@@ -566,6 +566,13 @@ def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, ki
     assert isinstance(failed.value, CoreTopologyFailed)
 
 
+class WordlessError(Exception):
+    """Raises another error when it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 class RefusesTwo(Basic):
     """Raises ``kind`` for the value 2, each time."""
 
@@ -577,7 +584,7 @@ class RefusesTwo(Basic):
 
 
 @pytest.mark.parametrize("basic", [False, True])
-@pytest.mark.parametrize("kind", [BadRecordError, ValueError])
+@pytest.mark.parametrize("kind", [BadRecordError, ValueError, WordlessError])
 def test_a_bad_record_of_a_bolt_fails_its_tuple_only(key: str, kind: type[Exception], basic: bool) -> None:
     def refuse_two(bolt: Any, tup: Tuple, collector: Any) -> None:
         if tup[0] == 2:
@@ -588,7 +595,8 @@ def test_a_bad_record_of_a_bolt_fails_its_tuple_only(key: str, kind: type[Except
     bolt.kind = kind
     stepped = Stepped(built(key, [1, 2, 3], bolt, again=False)).step(4)
     assert (seen(key).acked, seen(key).failed) == ([1, 3], [2])
-    assert "2 is bad" in str(stepped.driver.status().last_error)
+    text = "its text cannot be made (RuntimeError)" if kind is WordlessError else "2 is bad"
+    assert f"{kind.__name__}: {text}" in str(stepped.driver.status().last_error)
 
 
 def test_a_bad_record_of_a_spout_ends_the_topology(key: str) -> None:
