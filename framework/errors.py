@@ -62,6 +62,14 @@ def reason_of(text: str) -> str:
     return encoded[: REASON_BYTES_MAX - len(end)].decode(errors="ignore") + end
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error of any class. Some raise another error when they are asked for it."""
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 - of any class
+        return f"its text cannot be made ({type(failed).__name__})"
+
+
 def escaped(text: str) -> str:
     """The text on one line, without control characters."""
     return UNPRINTABLE.sub(_escape, text)

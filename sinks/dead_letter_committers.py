@@ -9,13 +9,14 @@ txid of that transaction, and a letter that is refused again keeps its coordinat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from framework.clients.kafka_settings import KafkaSettings, checked_topic
-from framework.errors import TopologyError
+from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology import (
     DEAD_LETTER_FIELDS,
     ArrowBolt,
@@ -127,9 +128,10 @@ class DeadLetterTopic(_DeadLetters):
     their sizes; the record itself is at its topic, partition and offset.
 
     Each task writes its part of a batch in one kafka_txn, so consumers with
-    ``isolation.level=read_committed`` see each letter once. ``topic`` must exist. ``marker_topic``
-    (by default ``ratchet-markers-<topology id>``) is created if missing. Records in Kafka cannot be
-    undone, so a batch whose commit was opened is never planned again (C8).
+    ``isolation.level=read_committed`` see each letter once. ``topic`` must exist, and must not be
+    compacted. ``marker_topic`` (by default ``ratchet-markers-<topology id>``) is created if
+    missing. Records in Kafka cannot be undone, so a batch whose commit was opened is never planned
+    again (C8).
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.
@@ -154,7 +156,14 @@ class DeadLetterTopic(_DeadLetters):
         return (records, WrittenTopic(markers_topic(topology_id, self._marker_topic), "markers", self._settings))
 
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
-        check_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)
+        merged = self._settings.with_conf(conf)
+        with suppress(RetryableError):  # the topic may be made before the first letter
+            if writers.limits(merged, self._topic, fresh=True).needs_key:
+                raise ConfigError(
+                    f"topic {self._topic!r} is compacted, so that the broker would refuse dead letters without a key and "
+                    "remove others: set cleanup.policy=delete, or give another topic"
+                )
+        check_markers(merged, context, self._marker_topic, standing)
 
     def renew_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
         renew_markers(self._settings.with_conf(conf), context, self._marker_topic, standing)

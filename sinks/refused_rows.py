@@ -47,6 +47,12 @@ def refused_delta(
     return explained(error, own, values, alone)
 
 
+def explained_in(error: BadRecordError, deltas: pa.Table, row: int, column: str, key: Sequence[str]) -> BadRecordError:
+    """The error, extended by the key of a row of ``deltas`` and by its column that is refused."""
+    own = {name: python_values(deltas.column(name).slice(row, 1))[0] for name in key}
+    return _in_key(error, own, column) if column in own else _in(error, own, column)
+
+
 def explained(
     error: BadRecordError, key: Mapping[str, Any], values: Mapping[str, Any], alone: Callable[[str], bool]
 ) -> BadRecordError:
@@ -56,10 +62,19 @@ def explained(
         return error  # already in the error
     if not alone(""):
         name = next((each for each in key if "\0" in str(key[each])), max(key, key=lambda each: _size(key[each])))
-        return BadRecordError(f"{error}; it is key column {name!r}, which has {_size(key[name]):,} bytes", _shown(key))
+        return _in_key(error, key, name)
     refused = [name for name, value in values.items() if value is not None and not alone(name)]
-    where = f"it is column {refused[0]!r}" if refused else "it refuses the values of the row together"
-    return BadRecordError(f"{error}; {where}", _shown(key))
+    if refused:
+        return _in(error, key, refused[0])
+    return BadRecordError(f"{error}; it refuses the values of the row together", _shown(key))
+
+
+def _in_key(error: BadRecordError, key: Mapping[str, Any], name: str) -> BadRecordError:
+    return BadRecordError(f"{error}; it is key column {name!r}, which has {_size(key[name]):,} bytes", _shown(key))
+
+
+def _in(error: BadRecordError, key: Mapping[str, Any], name: str) -> BadRecordError:
+    return BadRecordError(f"{error}; it is column {name!r}", _shown(key))
 
 
 def _size(value: Any) -> int:

@@ -15,14 +15,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
 from framework.clients.redis_errors import redirects
 from framework.config import resolved_address
 from framework.errors import BadRecordError, ConfigError, DataLossError, RetryableError
-from framework.topology import BaseRichSpout, Fields, OutputFieldsDeclarer, TopologyContext
+from framework.topology import (
+    DEAD_LETTER_STREAM,
+    DEFAULT_STREAM,
+    BaseRichSpout,
+    Fields,
+    OutputFieldsDeclarer,
+    TopologyContext,
+)
+from spouts.codecs.bad_records import OnBadRecord
 from spouts.failed_tuple_retries import Retries, RetryPolicy
 
 try:
@@ -30,8 +38,12 @@ try:
 except ImportError as error:  # redis is an optional extra
     raise ConfigError("RedisStreamSpout needs the package redis: pip install 'ratchet-pipelines[redis]'") from error
 
-#: Entries per request.
+#: The most entries per request.
 CHUNK_ENTRIES = 500
+#: Bytes of entries per request, if they are about as large as those of the answer before.
+CHUNK_BYTES = 8 << 20
+#: A task that holds this many bytes of unacknowledged entries requests no more.
+UNACKNOWLEDGED_BYTES_MAX = 256 << 20
 #: The most unacknowledged entries per task, and so the most that others must take over if the task
 #: dies.
 UNACKNOWLEDGED_MAX = 10_000
@@ -44,12 +56,41 @@ _RENEW_MIN_S = 0.05
 #: The id of an entry, and its fields. The fields are empty if the entry was deleted meanwhile.
 StreamEntry = tuple[bytes, Mapping[bytes, bytes]]
 
+#: How much of a bad value an error shows.
+_SHOWN_BYTES = 100
+#: Entries of the first request; each further one requests at most twice as many.
+_FIRST_ENTRIES = 16
+
+
+def _int64(raw: bytes) -> int:
+    return cast("int", pa.scalar(int(raw), pa.int64()).as_py())
+
+
 _CONVERSIONS: dict[str, Callable[[bytes], Any]] = {
     "string": lambda raw: raw.decode(),
-    "int64": int,
+    "int64": _int64,
     "double": float,
     "binary": bytes,
 }
+
+#: A dead letter of a Redis stream: the stream, the id of the entry, the error, and the unchanged
+#: fields.
+ENTRY_LETTER_FIELDS = Fields.of(
+    {
+        "stream": pa.string(),
+        "id": pa.string(),
+        "error": pa.string(),
+        "fields": pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())])),
+    }
+)
+
+
+class _UnderWay(NamedTuple):
+    """An entry that was emitted and is not acknowledged: its row, and its size in bytes."""
+
+    values: list[Any]
+    stream: str
+    size: int
 
 
 class RedisStreamSpout(BaseRichSpout):
@@ -61,13 +102,16 @@ class RedisStreamSpout(BaseRichSpout):
     * ``group``: the consumer group, created if missing.
     * ``start``: where a new group begins, "earliest" or "latest".
 
+    * ``on_bad_record``: an entry that lacks a field, or whose value is not of the declared type,
+      fails the topology ("fail"), is reported, acknowledged and left out ("skip"), or is emitted on
+      the stream ``dead_letters`` with ``ENTRY_LETTER_FIELDS`` ("dead_letter").
     * ``retry``: when to emit a failed entry again. After ``retry.retries_max`` retries the entry is
-      reported and dropped.
+      reported and dropped. A dead letter is retried without a limit.
     * ``take_over_after_s``: a task takes over the entries of another task that has been gone for
       this time, for example after a change of the parallelism. It must be longer than a process may
       pause.
     * ``unacknowledged_max``: a task with this many unacknowledged entries, including those that
-      wait for a retry, requests no more.
+      wait for a retry, or with 256 MiB of them, requests no more.
     * ``delete``: remove acknowledged entries from the stream.
 
     Raises ``ConfigError`` for invalid arguments. If the group is deleted while the topology runs,
@@ -82,6 +126,7 @@ class RedisStreamSpout(BaseRichSpout):
         url: str,
         group: str,
         start: str = "earliest",
+        on_bad_record: Literal["fail", "skip", "dead_letter"] = "fail",
         retry: RetryPolicy | None = None,
         take_over_after_s: float = 120.0,
         unacknowledged_max: int = UNACKNOWLEDGED_MAX,
@@ -95,6 +140,7 @@ class RedisStreamSpout(BaseRichSpout):
             if str(fields.type_of(name)) not in _CONVERSIONS:
                 raise ConfigError(f"field {name!r} of a Redis stream must be str, int, float or bytes: declare it so")
         self._stream, self._fields, self._url, self._group = stream, fields, url, group
+        self._on_bad_record = OnBadRecord.of(on_bad_record)
         self._start = "0" if start == "earliest" else "$"
         self._retry = retry if retry is not None else RetryPolicy()
         if isinstance(unacknowledged_max, bool) or not unacknowledged_max >= 1:
@@ -105,6 +151,8 @@ class RedisStreamSpout(BaseRichSpout):
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(self._fields)
+        if self._on_bad_record is OnBadRecord.DEAD_LETTER:
+            declarer.declare(ENTRY_LETTER_FIELDS, DEAD_LETTER_STREAM)
 
     def open(self, conf: Mapping[str, Any], context: TopologyContext, collector: Any) -> None:
         self._collector = collector
@@ -115,7 +163,9 @@ class RedisStreamSpout(BaseRichSpout):
             socket_connect_timeout=TIMEOUT_S,
         )
         self._buffer: deque[StreamEntry] = deque()
-        self._under_way: dict[bytes, list[Any]] = {}
+        self._under_way: dict[bytes, _UnderWay] = {}
+        self._held_bytes = 0
+        self._chunk_entries = _FIRST_ENTRIES
         self._retries: Retries[bytes] = Retries(self._retry)
         self._done: list[bytes] = []
         # where to continue reading this task's old entries; None: all read
@@ -135,14 +185,12 @@ class RedisStreamSpout(BaseRichSpout):
             self._acknowledge()
             again = self._retries.due(time.monotonic())
             if again is not None:
-                self._collector.emit(self._under_way[again], message_id=again)
+                self._emit(again)
                 return
             if not self._buffer:
                 self._read()
-            if self._buffer:
-                entry, raw = self._buffer.popleft()
-                self._under_way[entry] = self._values(entry, raw)
-                self._collector.emit(self._under_way[entry], message_id=entry)
+            while self._buffer and not self._emit_next(*self._buffer.popleft()):
+                pass
             self._trouble = False
         except redis.AuthenticationError as error:
             raise ConfigError(f"Redis: {error}; correct the user and the password in url=") from error
@@ -161,12 +209,19 @@ class RedisStreamSpout(BaseRichSpout):
         return not (waits or self._trouble)
 
     def ack(self, message_id: bytes) -> None:
-        if self._under_way.pop(message_id, None) is not None:
+        acked = self._under_way.pop(message_id, None)
+        if acked is not None:
+            self._held_bytes -= acked.size
             self._retries.done(message_id)
             self._done.append(message_id)
 
     def fail(self, message_id: bytes) -> None:
-        if message_id in self._under_way and not self._retries.failed(message_id, time.monotonic()):
+        failed = self._under_way.get(message_id)
+        if failed is None:
+            return
+        # A dead letter has no other destination.
+        for_ever = failed.stream == DEAD_LETTER_STREAM
+        if not self._retries.failed(message_id, time.monotonic(), for_ever=for_ever):
             self._collector.report_error(
                 RuntimeError(
                     f"stream {self._stream!r}, entry {message_id.decode()}: given up after its retries; dropped"
@@ -183,6 +238,30 @@ class RedisStreamSpout(BaseRichSpout):
             self._collector.report_error(error)
         finally:
             self._client.close()
+
+    def _emit_next(self, entry: bytes, raw: Mapping[bytes, bytes]) -> bool:
+        """Emit an entry, or its dead letter. Returns False if it is left out. Raises
+        ``BadRecordError`` for a bad one if these end the topology."""
+        size = _size_of(raw)
+        try:
+            row, stream = self._values(entry, raw), DEFAULT_STREAM
+        except BadRecordError as error:
+            if self._on_bad_record is OnBadRecord.FAIL:
+                raise
+            if self._on_bad_record is OnBadRecord.SKIP:
+                self._collector.report_error(error)
+                self._done.append(entry)
+                self._held_bytes -= size
+                return False
+            fields = [{"key": key, "value": value} for key, value in raw.items()]
+            row, stream = [self._stream, entry.decode(), str(error), fields], DEAD_LETTER_STREAM
+        self._under_way[entry] = _UnderWay(row, stream, size)
+        self._emit(entry)
+        return True
+
+    def _emit(self, entry: bytes) -> None:
+        emitted = self._under_way[entry]
+        self._collector.emit(emitted.values, message_id=entry, stream=emitted.stream)
 
     def _prepare(self) -> None:
         if self._prepared:
@@ -206,8 +285,8 @@ class RedisStreamSpout(BaseRichSpout):
     def _read(self) -> None:
         """Fill the buffer with entries that this task got before it was opened; at intervals, with
         idle entries of others; and with new entries. Call it only with an empty buffer."""
-        room = min(CHUNK_ENTRIES, self._unacknowledged_max - len(self._under_way))
-        if room <= 0:
+        room = min(self._chunk_entries, self._unacknowledged_max - len(self._under_way))
+        if room <= 0 or self._held_bytes >= UNACKNOWLEDGED_BYTES_MAX:
             return
         try:
             while self._mine_from is not None and not self._buffer:
@@ -250,8 +329,15 @@ class RedisStreamSpout(BaseRichSpout):
         return [each["message_id"] for each in found]
 
     def _take(self, entries: Sequence[StreamEntry]) -> None:
-        """Buffer entries, except those without fields: they were deleted meanwhile."""
-        self._buffer.extend(each for each in entries if each[1] and each[0] not in self._under_way)
+        """Buffer entries, except those without fields: they were deleted meanwhile. Adapts the
+        number of entries of the next request to their size."""
+        size = sum(_size_of(raw) for _, raw in entries)
+        if size:
+            fitting = CHUNK_BYTES * len(entries) // size
+            self._chunk_entries = max(1, min(fitting, 2 * self._chunk_entries, CHUNK_ENTRIES))
+        new = [each for each in entries if each[1] and each[0] not in self._under_way]
+        self._held_bytes += sum(_size_of(raw) for _, raw in new)
+        self._buffer.extend(new)
 
     def _entries(self, after: bytes, most: int) -> list[StreamEntry]:
         answer = self._client.xreadgroup(self._group, self._consumer, {self._stream: after}, count=most)
@@ -262,11 +348,19 @@ class RedisStreamSpout(BaseRichSpout):
         values = []
         for name in self._fields:
             declared: pa.DataType = self._fields.type_of(name)
+            value = raw.get(name.encode())
+            if value is None:
+                raise self._bad(entry, name, "is not there")
             try:
-                values.append(_CONVERSIONS[str(declared)](raw[name.encode()]))
-            except (KeyError, ValueError) as error:
-                what = "is not there" if isinstance(error, KeyError) else f"is no {declared}: {raw[name.encode()]!r}"
-                raise BadRecordError(
-                    f"stream {self._stream!r}, entry {entry.decode()}: field {name!r} {what}"
-                ) from error
+                values.append(_CONVERSIONS[str(declared)](value))
+            except (ValueError, OverflowError):
+                raise self._bad(entry, name, f"is no {declared}: {value[:_SHOWN_BYTES]!r}") from None
         return values
+
+    def _bad(self, entry: bytes, name: str, what: str) -> BadRecordError:
+        return BadRecordError(f"stream {self._stream!r}, entry {entry.decode()}: field {name!r} {what}")
+
+
+def _size_of(raw: Mapping[bytes, bytes]) -> int:
+    """The bytes of the fields of an entry."""
+    return sum(len(key) + len(value) for key, value in raw.items())

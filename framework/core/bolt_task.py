@@ -226,10 +226,11 @@ class BoltTask(ComponentTask):
             self.outcome.blame(roots)
 
     def is_fatal(self, error: BaseException, kind: ErrorKind) -> bool:
-        """When spouts give up records, a bad record is not fatal: its failures are counted
-        instead."""
-        counts = kind is ErrorKind.DIED and isinstance(error, BadRecordError) and self._surroundings.blames
-        return not counts and super().is_fatal(error, kind)
+        """A bad record only fails its tuple, about which the spout decides. It is fatal where every
+        attempt would begin at the same checkpoint, and no spout gives up the record."""
+        decided = self._surroundings.blames or not self._surroundings.exact
+        fails = kind is ErrorKind.DIED and isinstance(error, BadRecordError) and decided
+        return not fails and super().is_fatal(error, kind)
 
     def acked(self, tup: AnchoredTuple) -> None:
         """Tell the ackers that the tuple is acked."""

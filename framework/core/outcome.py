@@ -109,13 +109,15 @@ class Surroundings(Protocol):
       outcome is handed over.
     * ``thread``: the thread that runs the task's part of a round.
     * ``clock``: a monotonic clock, in seconds.
-    * ``blames``: whether the topology gives up records, so that failures need a culprit."""
+    * ``blames``: whether the topology gives up records, so that failures need a culprit.
+    * ``exact``: whether a failed tuple takes the whole topology back to a checkpoint."""
 
     outcome: Outcome
     lock: threading.RLock
     thread: int
     clock: Callable[[], float]
     blames: bool
+    exact: bool
 
     def deliver(self, edge: Edge, target: int, batch: pa.RecordBatch) -> None:
         """Send rows of one edge to one task."""

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Union
 from framework.acking.ack_reports import LedgerPart, Roots
 from framework.core.checkpoint_messages import CheckpointAction, CheckpointMarker, CheckpointReport
 from framework.core.event_times import Marks, Newest, Unread
-from framework.errors import RetryableError, reason_of
+from framework.errors import RetryableError, reason_of, text_of
 from framework.execution.failures import FailureKind, kind_of, trace_of
 from framework.execution.level_walk import walk
 from framework.execution.messages import Piece
@@ -164,7 +164,7 @@ class ComponentError(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, kind: ErrorKind, component_id: str, task: int) -> ComponentError:
-        name, message = type(error).__name__, reason_of(f"{type(error).__name__}: {error}")
+        name, message = type(error).__name__, reason_of(f"{type(error).__name__}: {text_of(error)}")
         return cls(
             kind, component_id, task=task, message=message, trace=trace_of(error), failure=kind_of(error), error=name
         )

@@ -50,7 +50,7 @@ class SegmentTask:
         self.clock = clock
         self.lock = threading.RLock()
         self.thread = threading.get_ident()
-        self.blames = False
+        self.blames = self.exact = False
         self._plan = plan
         self._level = level
         self._partition = partition
@@ -112,7 +112,7 @@ class SegmentTask:
             for error in before.outcome.errors:
                 self.outcome.add_error(error)
         self._unrecovered = False
-        self.blames = marker.gives_up
+        self.blames, self.exact = marker.gives_up, marker.exact
         for component_id, component_task in self._component_tasks.items():
             component_task.recover(marker, before._component_tasks[component_id] if before is not None else None)
 

@@ -27,6 +27,7 @@ from framework.errors import (
     UnknownFieldError,
     panics,
     reason_of,
+    text_of,
 )
 
 #: Errors that a retry cannot repair.
@@ -99,7 +100,8 @@ class TaskFailure:
     def of(cls, error: BaseException, component_id: str, task: int, about: str = "") -> TaskFailure:
         kind = kind_of(error)
         trace = trace_of(error) if kind is FailureKind.ERROR else ""
-        message = reason_of(str(error) if kind is not FailureKind.ERROR else f"{type(error).__name__}: {error}")
+        text = text_of(error)
+        message = reason_of(text if kind is not FailureKind.ERROR else f"{type(error).__name__}: {text}")
         return cls(
             kind,
             component_id,
@@ -209,7 +211,7 @@ _KINDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Failu
 
 def kind_of(error: BaseException) -> FailureKind:
     """The reaction of the driver of a transactional topology to an error."""
-    if isinstance(error, KeyError) and _NO_COLUMN.match(str(error)):
+    if isinstance(error, KeyError) and _NO_COLUMN.match(text_of(error)):
         return FailureKind.FATAL  # Arrow's error for a column that no batch of the stream has
     return next((kind for errors, kind in _KINDS if isinstance(error, errors)), FailureKind.ERROR)
 

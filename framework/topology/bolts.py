@@ -268,6 +268,11 @@ class Bolt(ABC):
         """Called once, on the driver, by the builder, with the topics that the spout of the
         topology reads. A bolt whose rows name the topics to write must refuse these."""
 
+    def bind_written_topics(self, written: Sequence[WrittenTopic]) -> None:
+        """Called once, on the driver, by the builder, with the topics that the bolts of the
+        topology write. A bolt whose rows name the topics to write must refuse those that do not
+        hold records."""
+
     def _lookup_counts(self) -> Mapping[str, LookupCounts]:
         """The lookups since ``prepare``, by the name of their function, for the metrics. Called in
         the task, after ``finish_batch``. Not for bolts of the user's."""

@@ -234,9 +234,11 @@ class TransactionalTopologyBuilder:
         )
         _check_refusals(topology, given)
         read = given.read_topics()
+        written = topology.written_topics()
         for component in topology.components:
             if isinstance(component.instance, Bolt):
                 component.instance.bind_read_topics(read)
+                component.instance.bind_written_topics(written)
         _check_states(topology)
         return topology
 

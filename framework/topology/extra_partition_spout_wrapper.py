@@ -109,6 +109,9 @@ class RangesWrapper(SourceRanges):
     def joined(self, first: Meta, last: Meta, *, after: bool) -> Meta | None:
         return self._ranges.joined(first, last, after=after) if self._mark not in last else None
 
+    def narrowed(self, whole: Plan, part: Plan) -> Plan:
+        return self._ranges.narrowed(whole, part)
+
     def beginning(self, meta: Meta) -> Meta | None:
         return self._ranges.beginning(meta) if self._mark not in meta else meta
 

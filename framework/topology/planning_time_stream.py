@@ -49,8 +49,8 @@ CLOCK_STREAM = "clock"
 CLOCK_FIELDS = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_()})
 #: The streams of a spout that hold no records.
 HIDDEN_STREAMS = frozenset({CLOCK_STREAM, DEAD_LETTER_STREAM})
-#: The pseudo-partition in plans. Its entry has ``CLOCK_FIELDS``, and ``new``: the partitions
-#: without planned records so far.
+#: The pseudo-partition in plans. Its entry has ``CLOCK_FIELDS``, ``new``: the partitions without
+#: planned records so far, and ``first``: those with their first records in this plan.
 CLOCK_PARTITION = "@clock"
 
 
@@ -109,11 +109,13 @@ class ClockPlanner(PlannerWrapper):
         before = previous.get(CLOCK_PARTITION)
         counts = self._planner.record_counts(plan)
         new = (set(before["new"]) if before is not None else set()) | (plan.keys() - previous.keys())
-        new = {each for each in new if each in plan and counts.get(each) == 0}
+        first = {each for each in new if each in plan and counts.get(each) != 0}
+        new = {each for each in new if each in plan and each not in first}
         left = self._left(plan, counts)
         clock = {
             "planned_at": time.time_ns() // 1_000,
             "new": sorted(new),
+            "first": sorted(first),
             "unread": any(each in new or each not in plan for each in left),
             "behind": bool(left),
         }
@@ -138,7 +140,27 @@ class ClockPlanner(PlannerWrapper):
 
     @property
     def ranges(self) -> SourceRanges:
-        return RangesWrapper(self._planner.ranges, CLOCK_PARTITION, mark="planned_at")
+        return _ClockRanges(self._planner.ranges, CLOCK_PARTITION, mark="planned_at")
+
+
+class _ClockRanges(RangesWrapper):
+    """A part of a plan leaves the other partitions unread, so that the watermark waits for them."""
+
+    def narrowed(self, whole: Plan, part: Plan) -> Plan:
+        part = super().narrowed(whole, part)
+        clock = part.get(CLOCK_PARTITION)
+        left = {each for each, meta in part.items() if self.offsets(whole[each]) and not self.offsets(meta)}
+        if clock is None or not left:
+            return part
+        first = set(clock.get("first", ()))  # older plans lack it
+        new = {*clock["new"], *(first & left)}
+        changed = {
+            "unread": clock["unread"] or bool(new & left),
+            "behind": True,
+            "new": sorted(new),
+            "first": sorted(first - left),
+        }
+        return {**part, CLOCK_PARTITION: {**clock, **changed}}
 
 
 class _ClockReader(ReaderWrapper):

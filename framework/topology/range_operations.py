@@ -43,6 +43,12 @@ class SourceRanges:
         had read up to there. None, the default, when this source cannot tell."""
         return None
 
+    def narrowed(self, whole: Mapping[str, Meta], part: Mapping[str, Meta]) -> Mapping[str, Meta]:
+        """Adapt what the entries of ``part`` say about the plan as a whole. ``part`` holds the
+        first records of ``whole``, with the ``beginning`` of each range that it lacks. The default
+        changes nothing."""
+        return part
+
     def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:
         """Return the same ranges in reading order, if some are read before others. The default
         reads all concurrently. For ``verify`` and ``rebuild``."""

@@ -1,5 +1,5 @@
 """The topics that a topology writes, so that its spout does not read them, and the topics that it
-reads, so that no row is routed there."""
+reads or uses itself, so that no row is routed there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WrittenTopic:
-    """A topic that a bolt writes. ``holds``: its content, for a message: "records", "dead letters".
+    """A topic that a bolt writes. ``holds``: its content: "records", "dead letters" or "markers".
     ``settings``: of the writing client, for a spout that understands them."""
 
     topic: str
     holds: str
     settings: Any = field(repr=False)
     component_id: str = ""
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether only the topology itself may write to the topic."""
+        return self.holds != "records"
 
 
 @dataclass(frozen=True, slots=True)

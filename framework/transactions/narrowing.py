@@ -185,7 +185,7 @@ class Narrowing:
             if entry is None:
                 return None
             only[each] = entry
-        return only
+        return self._planner.ranges.narrowed(plan, only)
 
     def _bounded(self, plan: Plan) -> Plan:
         """The plan, with at most ``LEFT_OUT_MAX`` left-out records before its ranges."""

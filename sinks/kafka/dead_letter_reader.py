@@ -194,14 +194,28 @@ def _added(message: Any) -> dict[str, str]:
         for name, value in _parts(message)[1]
         if name.startswith(HEADER)
     }
-    numbers = [added.get(name, "") for name in ("txid", "partition", "offset")]
-    numbers += [added[name] for name in ("attempts", "timestamp_ms") if name in added]
-    return added if all(_NUMBER.fullmatch(each) for each in numbers) else {}
+    return added if all(_fits(added.get(name), *each) for name, each in _NUMBERS.items()) else {}
+
+
+def _fits(text: str | None, least: int | None, end: int) -> bool:
+    """Whether an added header is a number from ``least`` to before ``end``. ``least``: None if the
+    header may be absent, or negative."""
+    if text is None:
+        return least is None
+    return bool(_NUMBER.fullmatch(text)) and (-end if least is None else least) <= int(text) < end
 
 
 #: The first of the added headers.
 _FIRST = f"{HEADER}topology"
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
+#: The least value of each number, and the end of its range.
+_NUMBERS = {
+    "txid": (0, 2**63),
+    "partition": (0, 2**31),
+    "offset": (0, 2**63),
+    "attempts": (None, 2**31),
+    "timestamp_ms": (None, 2**63),
+}
 #: The headers that are removed again.
 _OURS = {
     f"{HEADER}{name}"

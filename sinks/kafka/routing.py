@@ -1,7 +1,7 @@
 """Routing: the topic, partition and timestamp of each row.
 
 Invariant: a row is never written to a topic that does not exist, that the sink was not given, or
-that the topology reads or uses for its markers.
+that the topology reads, or uses for its markers or dead letters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from framework.clients.kafka_settings import KafkaSettings, checked_topic
 from framework.errors import BadRecordError, ConfigError, TopologyError
-from framework.topology import Fields, ReadTopics
+from framework.topology import Fields, ReadTopics, WrittenTopic
 from sinks.kafka.record_content import checked_field
 from sinks.kafka.topic_metadata_cache import TopicCatalog
 
@@ -52,6 +52,7 @@ class Route:
         )
         self._pattern = pattern
         self._reads: ReadTopics | None = None
+        self._internal: list[WrittenTopic] = []
 
     @property
     def is_open(self) -> bool:
@@ -60,6 +61,19 @@ class Route:
 
     def bind_read_topics(self, read: ReadTopics | None) -> None:
         self._reads = read
+
+    def bind_written_topics(self, written: Sequence[WrittenTopic]) -> None:
+        self._internal = [each for each in written if each.is_internal]
+
+    def check_named(self, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> None:
+        """Raises ``ConfigError`` if a topic of the configuration is one that the topology uses
+        itself."""
+        for topic in self.topics:
+            own = self._internal_topic(topic, catalog_of, settings, conf)
+            if own is not None:
+                raise ConfigError(
+                    f"KafkaSink: topic {topic!r} holds the {own.holds} of bolt {own.component_id!r}: give another topic"
+                )
 
     def check(self, component_id: str, fields: Fields) -> None:
         """Raises ``TopologyError`` if the field cannot name a topic."""
@@ -116,6 +130,11 @@ class Route:
         returns the catalog of a cluster, cached from batch to batch."""
         self.check_names(topics)
         for topic in topics:
+            own = self._internal_topic(topic, catalog_of, settings, conf)
+            if own is not None:
+                raise BadRecordError(
+                    f"field {self.field!r} names topic {topic!r}, which holds the {own.holds} of bolt {own.component_id!r}"
+                )
             if self._is_read(topic, catalog_of, settings, conf):
                 raise BadRecordError(
                     f"field {self.field!r} names topic {topic!r}, which the spout of the same topology reads: what is written "
@@ -138,10 +157,22 @@ class Route:
 
     def _is_read(self, topic: str, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> bool:
         read = self._reads
-        if read is None or not isinstance(read.settings, KafkaSettings) or not read.include(topic):
-            return False
-        source = read.settings.with_conf(conf)
-        return source.share_brokers(settings) or catalog_of(source).cluster_id() == catalog_of(settings).cluster_id()
+        return read is not None and read.include(topic) and _one_cluster(read.settings, catalog_of, settings, conf)
+
+    def _internal_topic(
+        self, topic: str, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]
+    ) -> WrittenTopic | None:
+        for own in self._internal:
+            if own.topic == topic and _one_cluster(own.settings, catalog_of, settings, conf):
+                return own
+        return None
+
+
+def _one_cluster(other: Any, catalog_of: CatalogOf, settings: KafkaSettings, conf: Mapping[str, Any]) -> bool:
+    if not isinstance(other, KafkaSettings):
+        return False
+    merged = other.with_conf(conf)
+    return merged.share_brokers(settings) or catalog_of(merged).cluster_id() == catalog_of(settings).cluster_id()
 
 
 def check_partition(component_id: str, name: str, fields: Fields) -> None:

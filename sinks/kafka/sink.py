@@ -51,7 +51,7 @@ class KafkaSink(ArrowBolt, Committer):
     written in one kafka_txn. ``topics``, a list, or ``pattern``, a regular expression that whole
     names match, restrict the names; without both, a row may name any existing topic. A row is a bad
     record if it names another topic, one that does not exist, one that the spout of the topology
-    reads, a topic of markers, or one of Kafka's own.
+    reads, a topic of markers or of the dead letters of the topology, or one of Kafka's own.
 
     **Value and key.** ``value`` and ``key``: one of
 
@@ -181,6 +181,9 @@ class KafkaSink(ArrowBolt, Committer):
     def bind_read_topics(self, read: ReadTopics | None) -> None:
         self._route.bind_read_topics(read)
 
+    def bind_written_topics(self, written: Sequence[WrittenTopic]) -> None:
+        self._route.bind_written_topics(written)
+
     def written_topics(self, topology_id: str) -> Sequence[WrittenTopic]:
         records = [WrittenTopic(each, "records", self._settings) for each in self._route.topics]
         if not self.exactly_once:
@@ -192,6 +195,7 @@ class KafkaSink(ArrowBolt, Committer):
             _log.warning("kafka_sink.any_topic", field=self._route.field, advice="give topics= or pattern=")
         with suppress(RetryableError):  # the first batch waits for brokers that do not answer
             self.check_servers(conf)
+            self._route.check_named(writers.catalog, self._settings.with_conf(conf), conf)
 
     def check_servers(self, conf: Mapping[str, Any]) -> None:
         for part in (self._value_part, self._key):
@@ -291,21 +295,13 @@ class KafkaSink(ArrowBolt, Committer):
         columns = self._parts(batch)
         if wanted := self._route.wanted(batch, self._partition):
             writers.catalog(merged).look_up(wanted)
-        topic = self._route.column(batch, lambda names: self._admit(names, merged))
+        topic = self._route.column(batch, lambda names: self._route.admit(names, writers.catalog, merged, self._conf))
         if topic is not None:
             columns["topic"] = topic
         if self._partition is not None:
             topics = topic.to_pylist() if topic is not None else [*self._route.topics] * batch.num_rows
             columns["partition"] = partition_column(self._partition, batch, topics, writers.catalog(merged))
         return pa.RecordBatch.from_arrays([*columns.values()], [*columns])
-
-    def _admit(self, topics: Sequence[str], merged: KafkaSettings) -> None:
-        markers = markers_topic(self._context.topology_id, self._marker_topic) if self._context is not None else None
-        if markers in topics:
-            raise BadRecordError(
-                f"field {self._route.field!r} names topic {markers!r}, which holds the markers of the sink"
-            )
-        self._route.admit(topics, writers.catalog, merged, self._conf)
 
     def _topics(self, batches: Iterable[pa.RecordBatch]) -> list[str]:
         """The topics of these records, each once."""

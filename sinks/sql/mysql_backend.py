@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from framework.topology import FORMER, REBUILT, Fields, Header
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key
 from sinks.bounded_pages import pages_of
-from sinks.refused_rows import explained
+from sinks.refused_rows import explained_in
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection, UnbufferedCursor
 from sinks.sql.mysql_dialect import literals, rows_of, upsert, without_width, write_rows
@@ -218,10 +217,7 @@ class MySqlBackend(MySqlTableBase, SqlBackend):
                 continue
             row = pc.index(wrong, True).as_py()
             if row >= 0:
-                values = {each: python_values(deltas.column(each).slice(row, 1))[0] for each in {*key, name}}
-                own = {each: values.pop(each) for each in key}
-                error = BadRecordError(f"{self.location}: {reason}")
-                raise explained(error, own, values, partial(_is_alone, name not in key))
+                raise explained_in(BadRecordError(f"{self.location}: {reason}"), deltas, row, name, tuple(key))
 
     def _refuse_nan(self, table: pa.Table) -> None:
         super()._refuse_nan(table)
@@ -306,11 +302,6 @@ def _conditions(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator
         else:
             condition = " OR ".join([one] * len(page))
         yield condition, [part for row in page for part in row]
-
-
-def _is_alone(value: bool, name: str) -> bool:
-    """Whether the store accepts a row with this value alone; empty: without values."""
-    return value and not name
 
 
 def _is_text(kind: pa.DataType) -> bool:

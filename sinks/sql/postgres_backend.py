@@ -29,7 +29,7 @@ from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
 from sinks.bounded_pages import pages_within
 from sinks.external_row_sorter import PAGE_BYTES
-from sinks.refused_rows import explained, refused_row
+from sinks.refused_rows import explained, explained_in, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
 from sinks.sql.postgres_table_base import SIZE, PostgresTableBase
@@ -151,11 +151,8 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
     def check_rows(self, deltas: pa.Table) -> None:
         key = tuple(self.shape.key)
         if (found := first_nul(deltas)) is not None:
-            row = deltas.slice(found[0], 1)
-            values = {name: python_values(row.column(name))[0] for name in {*key, found[1]}}
-            own = {name: values.pop(name) for name in key}
             error = BadRecordError(f"{self.location}: PostgreSQL stores no text with a NUL (0x00)")
-            raise explained(error, own, values, lambda name: not name and found[1] not in key)
+            raise explained_in(error, deltas, *found, key)
         if keys := long_keys(deltas, key):
             with (
                 self._explaining(partial(self._refused_long_key, keys)),

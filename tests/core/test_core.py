@@ -553,7 +553,7 @@ def test_the_figures_of_a_run_are_metrics(key: str) -> None:
     assert found[("ratchet_complete_latency_seconds_sum", "spout")] > 0
 
 
-@pytest.mark.parametrize("kind", [DataLossError, BadRecordError])
+@pytest.mark.parametrize("kind", [DataLossError, ConfigError])
 def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, kind: type[Exception]) -> None:
     """A transactional topology does the same, so that callers can catch by recovery."""
 
@@ -562,5 +562,49 @@ def test_a_core_topology_fails_with_the_kind_of_error_that_ended_it(key: str, ki
 
     run = submit(built(key, [1], Rich(key, lost)), executor="local")
     with pytest.raises(kind, match=r"it is gone") as failed:
+        run.wait_until_idle(PATIENCE_S)
+    assert isinstance(failed.value, CoreTopologyFailed)
+
+
+class WordlessError(Exception):
+    """Raises another error when it is asked for its text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class RefusesTwo(Basic):
+    """Raises ``kind`` for the value 2, each time."""
+
+    kind: type[Exception] = BadRecordError
+
+    def execute(self, tup: Tuple, collector: Any) -> None:
+        if tup[0] == 2:
+            raise self.kind("2 is bad")
+
+
+@pytest.mark.parametrize("basic", [False, True])
+@pytest.mark.parametrize("kind", [BadRecordError, ValueError, WordlessError])
+def test_a_bad_record_of_a_bolt_fails_its_tuple_only(key: str, kind: type[Exception], basic: bool) -> None:
+    def refuse_two(bolt: Any, tup: Tuple, collector: Any) -> None:
+        if tup[0] == 2:
+            raise kind("2 is bad")
+        collector.ack(tup)
+
+    bolt: Any = RefusesTwo(key) if basic else Rich(key, refuse_two)
+    bolt.kind = kind
+    stepped = Stepped(built(key, [1, 2, 3], bolt, again=False)).step(4)
+    assert (seen(key).acked, seen(key).failed) == ([1, 3], [2])
+    text = "its text cannot be made (RuntimeError)" if kind is WordlessError else "2 is bad"
+    assert f"{kind.__name__}: {text}" in str(stepped.driver.status().last_error)
+
+
+def test_a_bad_record_of_a_spout_ends_the_topology(key: str) -> None:
+    class Refuses(ListSpout):
+        def next_tuple(self) -> None:
+            raise BadRecordError("it is bad")
+
+    run = submit(built(key, [], Rich(key, ack), spout=Refuses(key, [])), executor="local")
+    with pytest.raises(BadRecordError, match=r"it is bad") as failed:
         run.wait_until_idle(PATIENCE_S)
     assert isinstance(failed.value, CoreTopologyFailed)

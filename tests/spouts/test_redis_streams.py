@@ -204,7 +204,7 @@ def test_entries_of_a_task_that_is_gone_are_taken_over_while_new_ones_come(
         stream, Fields(word=str, n=int), url=redis_server.url, group="words", take_over_after_s=0.001
     )
     emitted: list[Any] = []
-    collector = SimpleNamespace(emit=lambda values, message_id: emitted.append(values), report_error=print)
+    collector = SimpleNamespace(emit=lambda values, **more: emitted.append(values), report_error=print)
     spout.open({}, SimpleNamespace(topology_id="t", component_id="c", task_index=0), collector)  # type: ignore[arg-type]
     for _ in range(20):
         client.xadd(stream, {"word": "new", "n": 1_000})
@@ -227,7 +227,7 @@ def test_entries_of_a_task_that_lives_are_not_taken_over_however_long_they_take(
             stream, Fields(word=str, n=int), url=redis_server.url, group="words", take_over_after_s=8
         )
         collector = SimpleNamespace(
-            emit=lambda values, message_id: emitted.append((task, message_id)), report_error=print
+            emit=lambda values, message_id, stream: emitted.append((task, message_id)), report_error=print
         )
         context = SimpleNamespace(topology_id="t", component_id="c", task_index=task)
         spout.open({}, context, collector)  # type: ignore[arg-type]
@@ -270,19 +270,101 @@ def test_a_group_that_is_destroyed_is_lost_data(
         run.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [({"word": "x"}, "field 'n' is not there"), ({"word": "x", "n": "seven"}, "field 'n' is no int64: b'seven'")],
-)
+BAD_ENTRIES = [
+    ({"word": "x"}, "field 'n' is not there"),
+    ({"word": "x", "n": "seven"}, "field 'n' is no int64: b'seven'"),
+    ({"word": "x", "n": "9" * 30}, f"field 'n' is no int64: b'{'9' * 30}'"),
+    ({"word": "x", "n": "9" * 100_000}, "field 'n' is no int64: b'999"),
+    ({"word": b"\xff", "n": 1}, r"field 'word' is no string: b'\xff'"),
+]
+
+
+@pytest.mark.parametrize(("entry", "message"), BAD_ENTRIES)
 def test_an_entry_that_does_not_match_the_declared_fields_is_named(
-    redis_server: RedisServer, client: Any, stream: str, entry: dict[str, str], message: str
+    redis_server: RedisServer, client: Any, stream: str, entry: dict[str, Any], message: str
 ) -> None:
     number = client.xadd(stream, entry).decode()
     builder = TopologyBuilder("wrong")
     builder.set_spout("stream", RedisStreamSpout(stream, Fields(word=str, n=int), url=redis_server.url, group="words"))
     run = submit(builder.build(), {}, executor="local")
-    with pytest.raises(CoreTopologyFailed, match=f"stream '{stream}', entry {number}: {message}"):
+    with pytest.raises(CoreTopologyFailed, match=f"stream '{stream}', entry {number}: ") as failed:
         run.join(PATIENCE_S)
+    assert message in str(failed.value)
+
+
+def test_skipped_entries_are_reported_and_acknowledged(redis_server: RedisServer, client: Any, stream: str) -> None:
+    for entry, _ in BAD_ENTRIES:
+        client.xadd(stream, entry)
+    fill(client, stream, 3)
+    run = stepped(redis_server.url, stream, Rich(stream, ack), on_bad_record="skip", delete=True)
+    until(run, lambda: run.driver.status().components["stream"].completed == 3)
+    assert "entry" in str(run.driver.status().last_error)
+    run.rounds.close()
+    assert sorted(n for _, n in seen(stream).executed) == [0, 1, 2]
+    assert (pending(client, stream), client.xlen(stream)) == (0, 0)
+
+
+def test_dead_letters_contain_the_fields_and_are_retried_until_a_bolt_takes_them(
+    redis_server: RedisServer, client: Any, stream: str
+) -> None:
+    letters = f"{stream}-letters"
+
+    def third_time(bolt: Any, tup: Tuple, collector: Any) -> None:
+        (collector.ack if seen(letters).executed.count(tup.values) == 3 else collector.fail)(tup)
+
+    number = client.xadd(stream, {"word": b"\xff", "more": b"\x00"}).decode()
+    fill(client, stream, 2)
+    builder = TopologyBuilder(stream)
+    spout = RedisStreamSpout(
+        stream,
+        Fields(word=str, n=int),
+        url=redis_server.url,
+        group="words",
+        on_bad_record="dead_letter",
+        retry=RetryPolicy(retries_max=0),
+    )
+    builder.set_spout("stream", spout)
+    builder.set_bolt("bolt", Rich(stream, ack)).global_grouping("stream")
+    builder.set_bolt("letters", Rich(letters, third_time)).global_grouping("stream", "dead_letters")
+    run = Stepped(builder.build())
+    until(run, lambda: run.driver.status().components["stream"].completed == 3)
+    run.rounds.close()
+    fields = [{"key": b"word", "value": b"\xff"}, {"key": b"more", "value": b"\x00"}]
+    reason = f"stream '{stream}', entry {number}: field 'word' is no string: b'\\xff'"
+    assert seen(letters).executed == [(stream, number, reason, fields)] * 3
+    assert sorted(n for _, n in seen(stream).executed) == [0, 1]
+    assert pending(client, stream) == 0
+
+
+def test_a_task_requests_and_holds_few_large_entries(
+    redis_server: RedisServer, client: Any, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spouts.redis_streams.CHUNK_BYTES", 40_000)
+    monkeypatch.setattr("spouts.redis_streams.UNACKNOWLEDGED_BYTES_MAX", 100_000)
+    answers: list[int] = []
+    real = RedisStreamSpout._entries
+
+    def counted(self: RedisStreamSpout, after: bytes, most: int) -> Any:
+        found = real(self, after, most)
+        answers.append(len(found))
+        return found
+
+    monkeypatch.setattr(RedisStreamSpout, "_entries", counted)
+    for number in range(100):
+        client.xadd(stream, {"word": "x" * 10_000, "n": number})
+    run = stepped(redis_server.url, stream, Rich(stream, hold))
+    run.step(60)
+    sizes = [each for each in answers if each]
+    assert sizes[0] == 16
+    assert set(sizes[1:]) <= {3, 4}
+    assert len(seen(stream).held) == sum(sizes) <= 16
+    while len(seen(stream).executed) < 100:
+        for collector, tup in seen(stream).held:
+            collector.ack(tup)
+        seen(stream).held.clear()
+        run.step(3)
+    run.rounds.close()
+    assert sorted(n for _, n in seen(stream).executed) == list(range(100))
 
 
 def test_impossible_redis_spout_settings_are_refused_by_name() -> None:

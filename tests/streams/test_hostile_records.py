@@ -73,8 +73,10 @@ def bad(*, timed: bool) -> list[dict[str, Any]]:
     return keys + ([{"k": "x", "v": 4, "at": each} for each in times] if timed else [])
 
 
-def found(topics: Topics, name: str, dsn: str, make: Callable[[Stream, Target], Stream | None]) -> Counter[Any]:
-    """The rows that the step makes of a topic, over several transactions."""
+def found(
+    topics: Topics, name: str, dsn: str, make: Callable[[Stream, Target], Stream | None], *, records_max: int = 9
+) -> Counter[Any]:
+    """The rows that the step makes of a topic, in transactions of up to ``records_max`` records."""
     states = name.replace("-", "_")
     shop = Pipeline(name, state=lambda step: postgres(dsn, f"{states}_{step}"[-60:]))
     rows = shop.read_kafka(
@@ -88,7 +90,9 @@ def found(topics: Topics, name: str, dsn: str, make: Callable[[Stream, Target], 
     if made is not None:
         made.append_into(postgres(dsn, table), name="found", on_bad_record="skip")
     # What a row finds in a table depends on the rows of its transaction.
-    with shop.batches(max_records=1 if make is TABLES["current"] else 9).submit({}, MemoryStore(), "local") as run:
+    with shop.batches(max_records=1 if make is TABLES["current"] else records_max).submit(
+        {}, MemoryStore(), "local"
+    ) as run:
         run.wait_until_caught_up(PATIENCE_S)
     with psycopg.connect(dsn) as connection:
         columns = [each.name for each in connection.execute(f'SELECT * FROM "{table}" LIMIT 0').description or ()]
@@ -114,3 +118,23 @@ def test_records_that_a_state_cannot_keep_change_nothing_for_others(
         results.append(found(topics, f"{name}-{suffix}", postgres.dsn, make))
     assert results[0] == results[1]
     assert len(results[0]) >= 3
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+@pytest.mark.parametrize("step", ["windows", pytest.param("valued", marks=pytest.mark.slow)])
+def test_the_search_for_a_refused_record_makes_no_record_of_another_partition_late(
+    topics: Topics, name: str, postgres: Any, step: str, partition: int
+) -> None:
+    """The halves of a batch read one partition to its end before they begin the other."""
+    start = START - datetime.timedelta(days=1)
+    results = []
+    for suffix, refused in (("good", []), ("mixed", [{"k": None, "v": 4, "at": START.isoformat()}])):
+        topic = topics.create(f"{name}-{suffix}", 2)
+        for number in (0, 1):
+            times = (start + datetime.timedelta(minutes=minute, seconds=number) for minute in range(0, 90, 3))
+            records = [{"k": "x", "v": 2 * at.minute + number, "at": at.isoformat()} for at in times]
+            records += refused if number == partition else []
+            topics.send(topic, [json.dumps(each).encode() for each in records], number)
+        results.append(found(topics, topic, postgres.dsn, TIMED[step], records_max=1_000))
+    assert results[0] == results[1]
+    assert len(results[0]) >= 20

@@ -50,6 +50,7 @@ def test_the_clock_says_whether_records_were_left() -> None:
     assert first[CLOCK_PARTITION] | {"planned_at": 0} == {
         "planned_at": 0,
         "new": ["1"],
+        "first": ["0"],
         "unread": False,
         "behind": False,
     }
@@ -60,6 +61,30 @@ def test_the_clock_says_whether_records_were_left() -> None:
     assert second is not None
     clock = second[CLOCK_PARTITION]
     assert (clock["new"], clock["unread"], clock["behind"]) == (["1"], True, True)
+
+
+def test_a_half_of_a_batch_says_which_partitions_it_leaves_unread() -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 2, 1: [["b"]] * 2, 2: [["c"]]}, Fields(word=str), 5)
+    planner = with_clock("spout", spout).planner({}, TopologyContext("t", "spout", 0, 1, {}, parallelisms={}))
+    whole = planner.plan({})
+    assert whole is not None and whole[CLOCK_PARTITION]["first"] == ["0", "1", "2"]
+    ranges, plan = planner.ranges, dict(whole)
+    for emptied, read in (("2", ["0", "1"]), ("1", ["0"])):
+        beginning = ranges.beginning(plan[emptied])
+        assert beginning is not None
+        plan = dict(ranges.narrowed(plan, {**plan, emptied: beginning}))
+        clock = plan[CLOCK_PARTITION]
+        assert (clock["unread"], clock["behind"], clock["first"]) == (True, True, read)
+        assert clock["new"] == [each for each in ("0", "1", "2") if each not in read]
+    rest = planner.plan(plan)
+    assert rest is not None
+    clock = rest[CLOCK_PARTITION]
+    assert (clock["unread"], clock["behind"], clock["new"]) == (False, False, [])
+    beginning = ranges.beginning(rest["1"])
+    assert beginning is not None
+    known = {**rest, CLOCK_PARTITION: {**clock, "first": []}}
+    later = ranges.narrowed(known, {**known, "1": beginning})[CLOCK_PARTITION]
+    assert (later["unread"], later["behind"], later["new"]) == (False, True, [])
 
 
 class General(TransactionalSpout):

@@ -233,6 +233,16 @@ def test_a_writer_that_says_nothing_is_ended_by_the_server(
         connection.execute("SELECT 1")
 
 
+@pytest.mark.parametrize("bad", ["ratio", "at"])
+def test_the_key_column_that_is_infinite_is_named(mariadb: MariaDbServer, table: str, bad: str) -> None:
+    backend = MySqlBackend(mariadb.dsn, table, Fields(word=str, ratio=float, at=float), Fields(n=int))
+    rows = [{"word": "a longer text", "ratio": 1.0, "at": 2.0, "n": 1} for _ in range(3)]
+    rows[1][bad] = float("inf")
+    with pytest.raises(BadRecordError, match=f"no infinity; it is key column '{bad}'") as refused:
+        backend.check_rows(pa.Table.from_pylist(rows))
+    assert "word='a longer text'" in refused.value.about
+
+
 def test_deadlocks_and_lost_connections_pass_and_values_do_not() -> None:
     import pymysql
 
