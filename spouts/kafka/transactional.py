@@ -262,7 +262,14 @@ class _KafkaSpout:
         settings = self._settings.with_conf(conf)
         if self._native_on_driver:
             say_fallback(settings)
-        return KafkaReader(settings, _reader_group(context), self._streams, context.task_index)
+        return KafkaReader(
+            settings,
+            _reader_group(context),
+            self._streams,
+            context.task_index,
+            batch_bytes_max=self._limits.batch_bytes_max,
+            divides=not self._source.keeps_transactions,
+        )
 
     @property
     def is_shared(self) -> bool:
