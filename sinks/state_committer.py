@@ -292,10 +292,13 @@ class Fold(Combiner):
     def finish_parts(self) -> Iterable[pa.RecordBatch]:
         """As ``finish``; if the fold is large, in parts with different keys, of which one is in
         memory."""
-        if not self.is_large:
-            return super().finish_parts()
         self._group()
-        return map(self._merged, KeyParts(self._partials, self._key))
+        return self._merged_parts()
+
+    def _merged_parts(self) -> Iterable[pa.RecordBatch]:
+        if self.is_large:
+            return map(self._merged, KeyParts(self._partials, self._key))
+        return [self._merged(self._partials)] if len(self._partials) > 1 else self._partials
 
     def _no_rows(self, partials: Iterable[pa.RecordBatch] = ()) -> RowBuffer:
         return RowBuffer(f"{self._component_id}: more keys come", partials)
@@ -303,7 +306,7 @@ class Fold(Combiner):
     def _compact(self) -> None:
         self._group()
         if len(self._partials) > 1:
-            self._partials = self._no_rows([self._merged(self._partials)])
+            self._partials = self._no_rows([self._in_one(self._merged_parts())])
 
     def _group(self) -> None:
         rows, self._rows = self._rows, []

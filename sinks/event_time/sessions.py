@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -257,3 +257,6 @@ class _PaneFold(Combiner):
 
     def finish(self) -> pa.RecordBatch | None:
         return self._fold.finish()
+
+    def finish_parts(self) -> Iterable[pa.RecordBatch]:
+        return self._fold.finish_parts()
