@@ -40,7 +40,8 @@ from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
-#: Rows with so many bytes are grouped even if they are fewer: grouping needs a few times as much memory.
+#: Rows with so many bytes are grouped even if they are fewer: grouping needs a few times as much
+#: memory.
 GROUPED_AT_BYTES = 32 << 20
 _INT64_MAX = 2**63 - 1
 

@@ -71,7 +71,8 @@ class ReadCounts:
 
     * ``records``: includes those that could not be decoded.
     * ``bytes``: of keys and values, in the source's form.
-    * ``row_bytes``: of the rows of the task that made the most, in Arrow, if the reader counts them.
+    * ``row_bytes``: of the rows of the task that made the most, in Arrow, if the reader counts
+      them.
     * ``bad_records``: those that could not be decoded.
     * ``oldest_ms``, ``newest_ms``: the times of the oldest and the newest record, in milliseconds
       since the Unix epoch, as far as the reader checked them; None when it did not.

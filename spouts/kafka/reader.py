@@ -72,7 +72,9 @@ class KafkaReader(PartitionReader):
         self._streams = streams
         self._decoder = RecordDecoder(streams)
         self._slot = slot
-        self._bytes_max = batch_bytes_max * batch_limits.OVERSIZE_MAX if batch_bytes_max is not None and divides else math.inf
+        self._bytes_max = (
+            batch_bytes_max * batch_limits.OVERSIZE_MAX if batch_bytes_max is not None and divides else math.inf
+        )
         self._divides = divides
         self._counts = ReadCounts()
 

@@ -20,9 +20,9 @@ FIRST_BATCH_RECORDS = 100_000
 FIRST_SIZED_BATCH_RECORDS = 1_000
 #: A batch may be at most this many times larger than the largest earlier batch with a known time.
 GROWTH_MAX = 8
-#: A task reads at most so many bytes of rows for one batch, in Arrow: they may all wait for the commit, and each fold of
-#: them needs a few times as much.
-TASK_ROWS_BYTES_MAX = 256 << 20
+#: A task reads at most so many bytes of rows for one batch, in Arrow: they may all wait for the
+#: commit, and each fold of them needs a few times as much.
+TASK_ROWS_BYTES_MAX = 128 << 20
 #: How many times the bytes that one batch is meant to have a task reads at most.
 OVERSIZE_MAX = 4 / 3
 #: The weight that earlier measurements keep with each new batch.
