@@ -7,13 +7,14 @@ Invariants:
 2. The file has no name. It is in the folder ``TMPDIR``, and disappears with the last object that
    refers to it, also if the process is killed.
 3. Rows come out of a buffer in their order, as they were put in, however often they are read.
+4. Rows that wait in a file are pickled as they are there: encoded, and compressed.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Union
@@ -121,6 +122,13 @@ class RowBuffer:
         for each in batches:
             self.append(each)
 
+    @classmethod
+    def _of_payloads(cls, what: str, nbytes: int, payloads: Sequence[Payload]) -> RowBuffer:
+        made = cls(what)
+        made.nbytes = nbytes
+        made._kept = list(map(made._spill.keep, payloads))
+        return made
+
     def append(self, batch: pa.RecordBatch) -> None:
         self.nbytes += batch.nbytes
         self._kept.append(self._spill.keep(batch))
@@ -132,12 +140,13 @@ class RowBuffer:
         return len(self._kept)
 
     @property
-    def spilled(self) -> bool:
-        """Whether rows are in the file."""
-        return any(isinstance(each, SpilledBatch) for each in self._kept)
+    def is_large(self) -> bool:
+        """Whether the rows are more than may be in memory together."""
+        return self.nbytes > MEMORY_BYTES
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowBuffer, (self.what, list(self))
+        payloads = [each.read() if isinstance(each, SpilledBatch) else each for each in self._kept]
+        return RowBuffer._of_payloads, (self.what, self.nbytes, payloads)
 
 
 def encode_batch(batch: pa.RecordBatch) -> bytes:

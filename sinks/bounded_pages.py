@@ -29,6 +29,13 @@ def pages_by_bytes(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterato
         yield page
 
 
+def slices_of(rows: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
+    """Slices of equal numbers of rows, in their order, of about ``bytes_max``, or of one row."""
+    count = rows.num_rows * bytes_max // max(rows.nbytes, bytes_max) or 1
+    for first in range(0, rows.num_rows, count):
+        yield rows.slice(first, count)
+
+
 def pages_within(
     items: Iterable[T], most: int, size_max: int, size_of: Callable[[T], int]
 ) -> Iterator[tuple[list[T], int]]:

@@ -8,13 +8,15 @@ txid of that transaction, and a letter that is refused again keeps its coordinat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from framework.arrow_spill import RowBuffer
 from framework.clients.kafka_settings import KafkaSettings, checked_topic
 from framework.errors import ConfigError, RetryableError, TopologyError
 from framework.topology import (
@@ -29,6 +31,7 @@ from framework.topology import (
     WrittenTopic,
 )
 from framework.topology.dead_letters import LetterReader
+from sinks.backend import Key
 from sinks.dead_letter_table_reader import LETTER_KEY, LETTER_VALUE, TableLetters, row_of
 from sinks.kafka.dead_letter_reader import HEADER, TopicLetters
 from sinks.kafka.delivery import KafkaRecord
@@ -45,7 +48,7 @@ class _DeadLetters(ArrowBolt, Committer):
     commits_on_driver = True
 
     def __init__(self) -> None:
-        self._letters: list[pa.RecordBatch] = []
+        self._letters = RowBuffer("")
         self._attempt: TransactionAttempt | None = None
         self._context: TopologyContext | None = None
 
@@ -63,16 +66,16 @@ class _DeadLetters(ArrowBolt, Committer):
         collector: OutputCollector,
         batch_id: TransactionAttempt,
     ) -> None:
-        self._letters = []
+        self._letters = RowBuffer(f"{context.component_id}: more dead letters come")
         self._attempt, self._context = batch_id, context
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         self._letters.append(batch)
 
-    def _taken(self) -> tuple[TransactionAttempt, TopologyContext, list[dict[str, Any]]]:
+    def _prepared(self) -> tuple[TransactionAttempt, TopologyContext]:
         if self._attempt is None or self._context is None:
             raise TopologyError("a committer of dead letters was used outside a topology")
-        return self._attempt, self._context, [row for batch in self._letters for row in batch.to_pylist()]
+        return self._attempt, self._context
 
 
 class DeadLetterTable(_DeadLetters):
@@ -99,14 +102,22 @@ class DeadLetterTable(_DeadLetters):
         self.state.bind(DEAD_LETTER_FIELDS.select(LETTER_KEY), LETTER_VALUE)
 
     def finish_batch(self) -> None:
-        attempt, _, letters = self._taken()
-        if not letters:
+        attempt, _ = self._prepared()
+        if not self._letters:
             return
-        kept = [row_of(letter) for letter in letters if letter["settled"] is None]
-        ended = [tuple(letter[name] for name in LETTER_KEY) for letter in letters if letter["settled"] is not None]
+        kept: set[Key] = set()
+        ended: set[Key] = set()
+        for batch in self._letters:
+            keys = zip(*(batch.column(name).to_pylist() for name in LETTER_KEY), strict=True)
+            for key, is_ended in zip(keys, batch.column("settled").is_valid().to_pylist(), strict=True):
+                (ended if is_ended else kept).add(key)
         self.state.begin_commit(attempt)
-        self.state.delete(ended)
-        self.state.multi_put([key for key, _ in kept], [value for _, value in kept])
+        self.state.delete(sorted(ended - kept))
+        for batch in self._letters:
+            rows = [row_of(letter) for letter in batch.to_pylist() if letter["settled"] is None]
+            self.state.multi_put([key for key, _ in rows], [value for _, value in rows])
+            if self._letters.is_large:
+                self.state.write()
         self.state.commit(attempt)
 
     def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
@@ -179,16 +190,30 @@ class DeadLetterTopic(_DeadLetters):
         self._merged = self._settings.with_conf(conf)
 
     def finish_batch(self) -> None:
-        attempt, context, letters = self._taken()
-        if not letters or self._merged is None:
+        attempt, context = self._prepared()
+        if not self._letters or self._merged is None:
             return  # nothing to write, so a replay cannot write it twice
         marker = marker_of(attempt, context)
         bytes_max = writers.limits(self._merged, self._topic).record_bytes_max
         marked = writers.marked(self._merged, context, self._marker_topic)
-        marked.write([self._topic], [fitted(_record(letter, marker), bytes_max) for letter in letters], marker)
+        marked.write([self._topic], _Records(self._letters, marker, bytes_max), marker)
 
     def letter_reader(self, conf: Mapping[str, Any], topology_id: str, incarnation: str) -> LetterReader:
         return TopicLetters(partial(self._settings.with_conf, conf), self._topic, topology_id, incarnation)
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Dead letters as records. Can be iterated several times."""
+
+    letters: Iterable[pa.RecordBatch]
+    marker: Marker
+    bytes_max: int
+
+    def __iter__(self) -> Iterator[KafkaRecord]:
+        for batch in self.letters:
+            for letter in batch.to_pylist():
+                yield fitted(_record(letter, self.marker), self.bytes_max)
 
 
 _ADDED = ("topic", "topic_id", "partition", "offset", "timestamp_ms", "error", "attempts", "settled")

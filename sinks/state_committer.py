@@ -3,6 +3,7 @@ into a state."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -39,6 +40,9 @@ from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
+#: Rows with so many bytes are grouped even if they are fewer: grouping needs a few times as much
+#: memory.
+GROUPED_AT_BYTES = 32 << 20
 _INT64_MAX = 2**63 - 1
 
 
@@ -170,16 +174,16 @@ class StateCommitter(ArrowBolt, Committer):
         """The folded rows: a new copy of this committer needs nothing else."""
         if self._fold is None:  # in a subclass whose prepare keeps its rows elsewhere
             return None
-        deltas = self._fold.finish()
-        if deltas is not None:
-            self.state.check_rows(pa.Table.from_batches([deltas]))
+        partials = self._fold.keep()
+        for each in partials:
+            self.state.check_rows(pa.Table.from_batches([each]))
         if type(self) is not StateCommitter:  # a subclass may have more data
             return None
-        return _packed(deltas) if deltas is not None else b""
+        return pickle.dumps(partials, protocol=pickle.HIGHEST_PROTOCOL) if partials else b""
 
     def take_for_commit(self, kept: bytes) -> None:
         if kept:
-            self._prepared().restore(_unpacked(kept))
+            self._prepared().restore(pickle.loads(kept))
 
     def commits_in_one_step(self) -> bool:
         return type(self) is StateCommitter and self.state.commits_in_one_step
@@ -247,12 +251,20 @@ class Fold(Combiner):
         self._partial_input = partial_input
         self._on_refused: OnRefused | None = None
         self._rows: list[pa.RecordBatch] = []
-        self._row_count = 0
+        self._row_count = self._row_bytes = 0
         self._partials = self._no_rows()
+        self._used = list(dict.fromkeys([*key, *input_fields(aggregates)]))
 
     def __getstate__(self) -> dict[str, Any]:
-        self._compact()  # a committer is pickled between the phases: keep only one row per key
+        self.keep()  # a committer is pickled between the phases
         return vars(self)
+
+    def keep(self) -> RowBuffer:
+        """The partial results so far: one row per key, if they are few."""
+        self._group()
+        if not self.is_large:
+            self._compact()
+        return self._partials
 
     def leave_out_refused(self, on_refused: OnRefused) -> None:
         self._on_refused = on_refused
@@ -267,19 +279,21 @@ class Fold(Combiner):
         return batch
 
     def _keep(self, batch: pa.RecordBatch) -> None:
-        self._rows.append(batch)
-        self._row_count += batch.num_rows
-        if self._row_count >= GROUPED_AT_ROWS:
+        rows = batch if self._partial_input else batch.select(self._used)
+        self._rows.append(rows)
+        self._row_count += rows.num_rows
+        self._row_bytes += rows.nbytes
+        if self._row_count >= GROUPED_AT_ROWS or self._row_bytes >= GROUPED_AT_BYTES:
             self._group()
 
-    def restore(self, partials: pa.RecordBatch) -> None:
-        """Restore from the result of ``finish``."""
-        self._partials = self._no_rows([partials])
+    def restore(self, partials: RowBuffer) -> None:
+        """Restore from the result of ``keep``."""
+        self._partials = partials
 
     @property
     def is_large(self) -> bool:
         """Whether partial results wait in a file, and are not merged yet."""
-        return len(self._partials) > 1 and self._partials.spilled
+        return len(self._partials) > 1 and self._partials.is_large
 
     def finish(self) -> pa.RecordBatch | None:
         self._compact()
@@ -288,10 +302,13 @@ class Fold(Combiner):
     def finish_parts(self) -> Iterable[pa.RecordBatch]:
         """As ``finish``; if the fold is large, in parts with different keys, of which one is in
         memory."""
-        if not self.is_large:
-            return super().finish_parts()
         self._group()
-        return map(self._merged, KeyParts(self._partials, self._key))
+        return self._merged_parts()
+
+    def _merged_parts(self) -> Iterable[pa.RecordBatch]:
+        if self.is_large:
+            return map(self._merged, KeyParts(self._partials, self._key))
+        return [self._merged(self._partials)] if len(self._partials) > 1 else self._partials
 
     def _no_rows(self, partials: Iterable[pa.RecordBatch] = ()) -> RowBuffer:
         return RowBuffer(f"{self._component_id}: more keys come", partials)
@@ -299,18 +316,18 @@ class Fold(Combiner):
     def _compact(self) -> None:
         self._group()
         if len(self._partials) > 1:
-            self._partials = self._no_rows([self._merged(self._partials)])
+            self._partials = self._no_rows([self._in_one(self._merged_parts())])
 
     def _group(self) -> None:
-        rows, self._rows, self._row_count = self._rows, [], 0
+        rows, self._rows = self._rows, []
+        self._row_count = self._row_bytes = 0
         if not rows:
             return
         self._partials.append(self._merged(rows) if self._partial_input else self._aggregated(rows))
 
     def _aggregated(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         """Aggregate input rows to partial results."""
-        used = list(dict.fromkeys([*self._key, *input_fields(self._aggregates)]))
-        table = pa.Table.from_batches([batch.select(used) for batch in batches])
+        table = pa.Table.from_batches(batches)
         table = pa.table([canonical_column(column) for column in table.columns], names=table.column_names)
         return self._in_one(self._accepted(table, partial=False))
 
@@ -397,19 +414,6 @@ class Fold(Combiner):
         return BadRecordError(
             f"component {self._component_id!r}: {field.name!r} does not fit into {field.type}: {error}"
         )
-
-
-def _packed(rows: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
-def _unpacked(packed: bytes) -> pa.RecordBatch:
-    with pa.ipc.open_stream(packed) as reader:
-        return reader.read_next_batch()
 
 
 def _declared(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

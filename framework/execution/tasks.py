@@ -328,15 +328,17 @@ class _Runner:
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None
-        try:
-            pickled = cloudpickle.dumps((self.bolt, self.collector))
-        except users_errors() as error:
-            advice = TopologyError(
-                f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
-                "and generators out of its attributes; open them in finish_batch()"
-            )
-            raise _UserCodeFailed(TaskFailure.of(advice, self.component.id, self.index)) from error
-        return CommitterState(self.component.id, self.index, encrypt(pickled))
+        with self.guarded():
+            try:
+                pickled = cloudpickle.dumps((self.bolt, self.collector))
+            except MemoryError:
+                raise
+            except users_errors() as error:
+                raise TopologyError(
+                    f"committer {self.component.id!r} cannot be pickled after execute() ({error}): keep connections, locks "
+                    "and generators out of its attributes; open them in finish_batch()"
+                ) from error
+            return CommitterState(self.component.id, self.index, encrypt(pickled))
 
     def _emit_all(self, batches: Iterable[pa.RecordBatch] | None) -> None:
         for batch in batches or ():

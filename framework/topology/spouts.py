@@ -71,6 +71,8 @@ class ReadCounts:
 
     * ``records``: includes those that could not be decoded.
     * ``bytes``: of keys and values, in the source's form.
+    * ``row_bytes``: of the rows of the task that made the most, in Arrow, if the reader counts
+      them.
     * ``bad_records``: those that could not be decoded.
     * ``oldest_ms``, ``newest_ms``: the times of the oldest and the newest record, in milliseconds
       since the Unix epoch, as far as the reader checked them; None when it did not.
@@ -87,6 +89,7 @@ class ReadCounts:
     oldest_ms: int | None = None
     newest_ms: int | None = None
     _: KW_ONLY
+    row_bytes: int = 0
     streams: dict[str, tuple[int, int]] = field(default_factory=dict)
     absent: dict[str, frozenset[str]] = field(default_factory=dict)
     schemas: set[tuple[str, str]] = field(default_factory=set)
@@ -94,6 +97,7 @@ class ReadCounts:
     def add(self, other: ReadCounts) -> None:
         self.records += other.records
         self.bytes += other.bytes
+        self.row_bytes = max(self.row_bytes, other.row_bytes)
         self.bad_records += other.bad_records
         if other.oldest_ms is not None and other.newest_ms is not None:
             self.sampled(other.oldest_ms, other.newest_ms)

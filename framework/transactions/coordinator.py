@@ -53,7 +53,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Union
 
-from framework.errors import InvariantViolation
+from framework.errors import BatchTooLargeError, InvariantViolation
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.topology.fencing import ROLLED_BACK, OpenCommit
 from framework.transactions.narrowing import Narrowing, Searched
@@ -637,7 +637,9 @@ class Coordinator:
             return found
         plan, is_part = found
         if is_part:
-            self._suspects = transaction.plan
+            # In a batch that is too large, no record is looked for: the source has learned from the
+            # half what fits when it plans the next batch.
+            self._suspects = {} if failure.error == BatchTooLargeError.__name__ else transaction.plan
         if transaction.opened:
             transaction.lost, transaction.narrower = True, plan
         else:

@@ -233,6 +233,9 @@ class Passing(Combiner):
             return pa.Table.from_batches(self._passed).combine_chunks().to_batches()[0]
         return self._records.finish() if self._records is not None else None
 
+    def finish_parts(self) -> Iterable[pa.RecordBatch]:
+        return super().finish_parts() if self._passed or self._records is None else self._records.finish_parts()
+
 
 class _NewestTimes(Combiner):
     """Reduces records to the newest event time of each source partition."""

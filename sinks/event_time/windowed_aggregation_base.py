@@ -55,6 +55,9 @@ class TimedFold(Combiner):
     def finish(self) -> pa.RecordBatch | None:
         return self._fold.finish()
 
+    def finish_parts(self) -> Iterable[pa.RecordBatch]:
+        return self._fold.finish_parts()
+
 
 class AggregatingCommitter(WatermarkedCommitter):
     """Folds records per key and time range. ``_folding`` adds the columns of the times, whose names

@@ -21,9 +21,10 @@ from framework.topology.canonical_form import python_values
 from sinks import external_row_sorter
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Value
+from sinks.bounded_pages import slices_of
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import RECORDS, AggregatingCommitter, TimedFold
-from sinks.external_row_sorter import by_time
+from sinks.external_row_sorter import PAGE_BYTES, by_time
 from sinks.state_committer import Fold
 from sinks.states import MapState
 
@@ -107,7 +108,8 @@ class WindowedCommitter(AggregatingCommitter):
             self._emit_late(self._sent(late), LATE_STREAM, pc.sum(late.column(RECORDS)).as_py())
         # What the state holds of these windows comes with the rows that are due.
         ending = _ending(came, watermarks.before, watermarks.after)
-        self._keep_open(_ending(came, watermarks.after, _FOREVER))
+        for page in slices_of(came, PAGE_BYTES):
+            self._keep_open(_ending(page, watermarks.after, _FOREVER))
         corrected = self._corrected(_ending(came, over_before, watermarks.before))
         self._emit_changed(corrected)
         self._put(_ending(corrected, over_after, _FOREVER))
@@ -121,6 +123,7 @@ class WindowedCommitter(AggregatingCommitter):
             self.state.write()
         # Rows without records of the transaction: it has written their windows already.
         own = pa.concat_tables([ending, self._table(self._rows(corrected))])
+        del came, ending, corrected  # they are copies, and may be large
         for ended, held in self._ended(own, watermarks):
             yield self._closed(ended, watermarks.before)
             came_now = ended.filter(pc.greater(ended.column(RECORDS), 0))

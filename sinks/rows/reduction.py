@@ -39,7 +39,7 @@ _UNKNOWN, _ABOVE_ALL = -1, 2**63 - 1
 def rounds_of(rows: RowBuffer, changes: Changes) -> Iterable[pa.Table]:
     """The rounds of ``reduced``, for a table. If rows wait in a file, they are divided by their
     keys, and the rounds of one part after the other are made when they are read (ADR 124)."""
-    if rows.spilled:
+    if rows.is_large:
         return _RoundsByParts(rows, changes)
     return reduced(pa.Table.from_batches(rows), changes) if len(rows) else []
 

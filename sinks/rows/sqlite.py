@@ -90,10 +90,9 @@ class SqliteTable(SqliteTableBase, RebuildableTable):
         return f"make a table that has the column as {kind}, copy the rows into it, and rename it to {self._at(self._table)}"
 
     def _load(self, connection: sqlite3.Connection, into: str, rows: pa.Table) -> None:
-        columns = [self._stored_column(*each) for each in zip(rows.columns, rows.column_names, strict=True)]
         marks = ", ".join("?" * rows.num_columns)
         statement = f"INSERT INTO {into} ({self._list(rows.column_names)}) VALUES ({marks})"
-        connection.executemany(statement, zip(*columns, strict=True))
+        connection.executemany(statement, self._stored_rows(rows))
 
     def _stage(self, connection: sqlite3.Connection, columns: str) -> str:
         staged = "temp._ratchet_staged"

@@ -8,7 +8,6 @@ text. All but decimals sort correctly in these forms.
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sqlite3
@@ -106,17 +105,15 @@ class SqliteBackend(SqliteTableBase, SqlBackend):
         if deltas.num_rows >= self._staged_from_rows:
             self._stage(connection, deltas)
             return connection.execute(upsert.into(self.shape, self.shape.stage), stamp).rowcount
-        columns = [self._stored_column(*each) for each in zip(deltas.columns, deltas.column_names, strict=True)]
-        same = (itertools.repeat(each, deltas.num_rows) for each in stamp)
-        return connection.executemany(upsert.into(self.shape), zip(*columns, *same, strict=True)).rowcount
+        rows = ((*row, *stamp) for row in self._stored_rows(deltas))
+        return connection.executemany(upsert.into(self.shape), rows).rowcount
 
     def _stage(self, connection: sqlite3.Connection, deltas: pa.Table) -> None:
         """Fill the temporary table with the deltas. Afterwards it holds nothing else."""
         connection.execute(self.shape.stage_ddl())
         connection.execute(f"DELETE FROM {self.shape.stage}")
         marks = ", ".join("?" * deltas.num_columns)
-        columns = [self._stored_column(*each) for each in zip(deltas.columns, deltas.column_names, strict=True)]
-        connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", zip(*columns, strict=True))
+        connection.executemany(f"INSERT INTO {self.shape.stage} VALUES ({marks})", self._stored_rows(deltas))
 
     def _in_the_way(self, connection: sqlite3.Connection) -> list[str]:
         found = connection.execute(

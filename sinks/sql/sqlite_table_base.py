@@ -26,6 +26,8 @@ from framework.local_paths import local_path
 from framework.topology import Header, Reach
 from framework.topology.canonical_form import python_values
 from framework.topology.json_values import plain
+from sinks.bounded_pages import slices_of
+from sinks.external_row_sorter import PAGE_BYTES
 from sinks.path_checks import check_can_be_made
 from sinks.sql.schema import Dialect
 from sinks.sql.table_base import SqlRollBack, SqlTableBase
@@ -315,6 +317,11 @@ class SqliteTableBase(SqlTableBase):
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
             return ConfigError(f"{text}; check the path and its permissions")
         return ConfigError(f"{text}; this does not pass by itself: look at the file, then run the topology again")
+
+    def _stored_rows(self, rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+        """Rows in their stored form, of which about ``PAGE_BYTES`` are in memory."""
+        for page in slices_of(rows, PAGE_BYTES):
+            yield from zip(*map(self._stored_column, page.columns, page.column_names), strict=True)
 
     def _stored_column(self, column: pa.ChunkedArray, name: str) -> list[Any]:
         values = python_values(column, name)

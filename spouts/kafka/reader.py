@@ -7,7 +7,9 @@ of dead letters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -34,30 +36,48 @@ from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
 from spouts.kafka.partition_plan_entries import position_after, position_of, topic_and_number
+from spouts.kafka.planning import batch_limits
 from spouts.kafka.record_deserialization import METADATA_TYPES
 from spouts.kafka.topic_streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
 
-#: A task reads at most so many bytes of rows for one batch if they are more than this many times as
-#: large as the values that they were decoded from, with so many bytes per record for its metadata:
-#: values that a codec expands can be.
-EXPANDED_BYTES_MAX, EXPANSION_MAX, _RECORD_BYTES = 128 << 20, 20, 50
+#: Where transactions of the source are kept together, a task may read more than
+#: ``TASK_ROWS_BYTES_MAX`` bytes of rows for one batch, as long as they are at most this many times
+#: as large as the values that they were decoded from, with so many bytes per record for its
+#: metadata.
+EXPANSION_MAX, _RECORD_BYTES = 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
 _parts_read = PartReader()
 
 
 class KafkaReader(PartitionReader):
-    """Reads for one spout task. ``slot``: separates the consumers of different tasks in one
-    worker."""
+    """Reads for one spout task.
 
-    def __init__(self, settings: KafkaSettings, group: str, streams: Streams, slot: int) -> None:
+    * ``slot``: separates the consumers of different tasks in one worker.
+    * ``batch_bytes_max``: about how many bytes of values a batch is meant to have.
+    * ``divides``: a batch that is too large may be divided anywhere."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        group: str,
+        streams: Streams,
+        slot: int,
+        *,
+        batch_bytes_max: int | None = None,
+        divides: bool = True,
+    ) -> None:
         self._settings = settings
         self._group = group
         self._streams = streams
         self._decoder = RecordDecoder(streams)
         self._slot = slot
+        self._bytes_max = (
+            batch_bytes_max * batch_limits.OVERSIZE_MAX if batch_bytes_max is not None and divides else math.inf
+        )
+        self._divides = divides
         self._counts = ReadCounts()
 
     @property
@@ -74,7 +94,7 @@ class KafkaReader(PartitionReader):
         wholes = {topic_and_number(each): _range(meta[PART_OF]) for each, meta in ranges.items() if PART_OF in meta}
         left_out = _left_out(ranges)
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
-        records, raw_bytes, row_bytes = 0, 0, 0
+        size = _Size()
         with sessions.lend(self._settings, self._group, self._slot) as session:
             for chunk in _parts_read.read(session, asked, wholes, self._decoder.parts, self.check_alive):
                 self._counts.records += len(chunk)
@@ -95,15 +115,28 @@ class KafkaReader(PartitionReader):
                     stream = DEAD_LETTER_STREAM if decoded.letters else decoded.stream
                     if decoded.rows is None:
                         continue
-                    records += len(decoded.chunk)
-                    raw_bytes += decoded.chunk.value_bytes + _RECORD_BYTES * len(decoded.chunk)
-                    row_bytes += decoded.rows.nbytes
-                    if records > 1 and row_bytes > max(EXPANDED_BYTES_MAX, EXPANSION_MAX * raw_bytes):
-                        raise BatchTooLargeError(
-                            f"{records:,} records became rows of {row_bytes:,} bytes, and a batch may wait in memory as a whole: "
-                            "give the codec a smaller bytes_max"
-                        )
+                    size.records += len(decoded.chunk)
+                    size.value_bytes += decoded.chunk.value_bytes
+                    size.row_bytes += decoded.rows.nbytes
+                    self._counts.row_bytes = max(self._counts.row_bytes, size.row_bytes)
+                    self._check(size)
                     yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
+
+    def _check(self, size: _Size) -> None:
+        """Raise ``BatchTooLargeError`` if several records are too large together."""
+        if size.records < 2:
+            return
+        if size.value_bytes > self._bytes_max:
+            raise BatchTooLargeError(
+                f"{size.records:,} records have {size.value_bytes:,} bytes of values, far more than batch_bytes_max"
+            )
+        most = batch_limits.TASK_ROWS_BYTES_MAX
+        if not self._divides:
+            most = max(most, EXPANSION_MAX * (size.value_bytes + _RECORD_BYTES * size.records))
+        if size.row_bytes > most:
+            raise BatchTooLargeError(
+                f"{size.records:,} records became rows of {size.row_bytes:,} bytes, and those of a task may all wait in memory"
+            )
 
     def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
         streams = self._streams.for_letters()
@@ -139,6 +172,15 @@ class KafkaReader(PartitionReader):
         with sessions.lend(self._settings, self._group, self._slot) as session:
             session.connect()
         self._decoder.warm_up()
+
+
+@dataclass(slots=True)
+class _Size:
+    """What a task has read for a batch. Records without rows do not count."""
+
+    records: int = 0
+    value_bytes: int = 0
+    row_bytes: int = 0
 
 
 def _in_chunk(letter: Letter) -> tuple[str, str, int, int]:

@@ -99,7 +99,8 @@ class _KafkaSpout:
     **How much at a time.** ``batch_records_max`` and ``partition_records_max`` limit a batch
     exactly, in offsets. ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of
     processing; by default a third of ``topology.message.timeout.secs``) are targets: the spout
-    estimates them from the size and time of earlier records.
+    estimates them from the size and time of earlier records. A batch of which a task reads a third
+    more bytes than that, or more than 128 MiB of rows, is planned again in halves.
 
     **What goes wrong.** ``on_data_loss``: offsets that are gone before they were read (retention, a
     truncated log, a topic that was created again, another cluster) stop the topology ("fail"), or
@@ -262,7 +263,14 @@ class _KafkaSpout:
         settings = self._settings.with_conf(conf)
         if self._native_on_driver:
             say_fallback(settings)
-        return KafkaReader(settings, _reader_group(context), self._streams, context.task_index)
+        return KafkaReader(
+            settings,
+            _reader_group(context),
+            self._streams,
+            context.task_index,
+            batch_bytes_max=self._limits.batch_bytes_max,
+            divides=not self._source.keeps_transactions,
+        )
 
     @property
     def is_shared(self) -> bool:

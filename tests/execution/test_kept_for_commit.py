@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,9 +63,9 @@ def counting(folder: Path, committer: type[StateCommitter], rows: Mapping[int, l
 
 def run(
     folder: Path, committer: type[StateCommitter], rows: Mapping[int, list[list[Any]]] = ROWS
-) -> tuple[CommitterState, list[TaskReport]]:
-    """Run one transaction in copies of the topology, as in two processes. Returns what travelled
-    between them, and the reports."""
+) -> tuple[Any, list[TaskReport]]:
+    """Run one transaction in copies of the topology, as in two processes. Returns the
+    ``CommitterState`` that travelled between them, or None, and the reports."""
     topology = counting(folder, committer, rows)
     conf = Config.of({}).for_components()
     plan = plan_execution(topology)
@@ -78,8 +79,7 @@ def run(
     found = state.prepare("kept")
     state.raise_header(found, found.opened(1, OpenCommit(1, 1, "d")))
     run_commit(PlannedTopology(plan, conf), header, result, reports.append)
-    (travelled,) = [each for each in result if isinstance(each, CommitterState)]
-    return travelled, reports
+    return next((each for each in result if isinstance(each, CommitterState)), None), reports
 
 
 def written(folder: Path) -> list[tuple[Any, ...]]:
@@ -91,8 +91,8 @@ def test_a_ready_made_committer_sends_its_folded_rows_and_commits_them(tmp_path:
     travelled, reports = run(tmp_path, StateCommitter)
     assert [each.failure for each in reports if each.failure] == []
     assert not travelled.whole
-    with pa.ipc.open_stream(travelled.kept) as reader:
-        assert sorted(reader.read_all().column("word").to_pylist()) == ["a", "b", "c"]
+    (folded,) = pickle.loads(travelled.kept)
+    assert sorted(folded.column("word").to_pylist()) == ["a", "b", "c"]
     assert written(tmp_path) == EXPECTED
 
 
@@ -115,6 +115,22 @@ def test_a_committer_that_takes_nothing_back_fails_with_its_name(tmp_path: Path)
     (failure,) = [each.failure for each in reports if each.failure]
     assert failure.component_id == "count"
     assert "KeepsOnly says what is kept of it, and does not take it back" in failure.message
+
+
+class OutOfMemory(StateCommitter):
+    """Is too large to be copied."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._fold is not None:
+            raise MemoryError
+        return vars(self)
+
+
+def test_a_lack_of_memory_is_not_called_a_mistake_of_the_committer(tmp_path: Path) -> None:
+    _, reports = run(tmp_path, OutOfMemory)
+    (failure,) = [each.failure for each in reports if each.failure]
+    assert (failure.component_id, failure.error) == ("count", "MemoryError")
+    assert "pickled" not in failure.message
 
 
 class Reads(OpaqueKafkaTransactionalSpout):

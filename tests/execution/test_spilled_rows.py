@@ -63,14 +63,23 @@ def test_rows_come_out_in_order_and_again_and_through_pickle(monkeypatch: pytest
     batches = [page(number * PAGE_ROWS) for number in range(9)]
     for each in batches:
         buffer.append(each)
-    assert buffer.spilled and len(buffer) == 9 and buffer.nbytes == sum(each.nbytes for each in batches)
+    assert buffer.is_large and len(buffer) == 9 and buffer.nbytes == sum(each.nbytes for each in batches)
     assert list(buffer) == list(buffer) == batches
-    assert list(pickle.loads(pickle.dumps(buffer))) == batches
+    again = pickle.loads(pickle.dumps(buffer))
+    assert list(again) == batches and (again.nbytes, again.is_large) == (buffer.nbytes, True)
+
+
+def test_pickled_rows_are_compressed_as_in_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", 0)
+    buffer = RowBuffer("rows: more come", [page(number, "x" * 10_000) for number in range(9)])
+    pickled = pickle.dumps(buffer)
+    assert len(pickled) < buffer.nbytes // 20
+    assert list(pickle.loads(pickled)) == list(buffer)
 
 
 def test_few_rows_make_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_spill.tempfile, "TemporaryFile", None)
-    assert not RowBuffer("rows: more come", [page(0), page(1)]).spilled
+    assert not RowBuffer("rows: more come", [page(0), page(1)]).is_large
 
 
 def test_few_rows_of_large_batches_do_not_keep_these_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from framework import Fields, TransactionAttempt
+from framework import Fields, TransactionAttempt, arrow_spill
 from framework.errors import BadRecordError, TopologyError
 from framework.topology import Input
 from framework.topology.groupings import GlobalGrouping
@@ -31,6 +31,8 @@ from sinks import (
     Reduce,
     StateCommitter,
     Sum,
+    key_hash_parts,
+    state_committer,
 )
 from sinks.aggregates import Aggregate
 from sinks.state_committer import Fold
@@ -127,6 +129,29 @@ def test_fold_travels_as_one_row_per_key() -> None:
         assert partial is not None
         merged.add(partial)
     assert len(pickle.dumps(merged)) < 10_000
+
+
+def test_many_bytes_of_few_rows_are_grouped_and_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest text of each key, and a column that nothing folds."""
+    monkeypatch.setattr(state_committer, "GROUPED_AT_BYTES", 20_000)
+    monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(key_hash_parts, "PART_BYTES", 10_000)
+    schema = pa.schema({"word": pa.string(), "text": pa.string()})
+    fold, seen = Fold("most", ("word",), {"text": Max("text")}, schema, partial_input=False), []
+    grouped = Fold._grouped
+    monkeypatch.setattr(
+        Fold, "_grouped", lambda self, table, *a, **k: (seen.append(table), grouped(self, table, *a, **k))[1]
+    )
+    for each in range(300):
+        row = {"word": f"w{each % 100}", "text": f"{each:03}" * 300, "unused": "x" * 5_000}
+        fold.add(pa.RecordBatch.from_pylist([row]))
+    again = pickle.loads(pickle.dumps(fold))
+    for its in (fold, again):
+        parts = list(its.finish_parts())
+        found = {row["word"]: row["text"] for part in parts for row in part.to_pylist()}
+        assert len(parts) > 5 and found == {f"w{each % 100}": f"{each:03}" * 300 for each in range(200, 300)}
+    assert max(table.nbytes for table in seen) < 50_000
+    assert again.finish() is not None and again.finish().num_rows == 100
 
 
 def either(one: int, other: int) -> int:

@@ -225,6 +225,22 @@ def script(kind: SpoutKind, **options: Any) -> Script:
     return Script(kind, narrowing=narrowing(), can_undo=options.pop("can_undo", True), **options)
 
 
+@pytest.mark.rule("C18")
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_batch_that_was_too_large_the_source_plans_again(kind: SpoutKind) -> None:
+    """It has learned from the half what fits. The rest of the batch is as large as before."""
+    made = script(kind)
+    planned(made, 16)
+    made.do(Processed(1, 1, TaskFailure.of(BatchTooLargeError("900 bytes each"), "spout", 0)))
+    asked = len(made.of(AskPlan))
+    (half,) = [each for each in made.of(Process) if (each.txid, each.attempt_id) == (1, 2)]
+    assert held(half.plan) == {"0": range(8)} and asked == len(made.of(AskPlan))
+    made.do(Processed(1, 2))
+    made.do(Committed(1, 2))
+    assert len(made.of(AskPlan)) == asked + 1 and made.asked is not None
+    assert made.asked.previous == half.plan
+
+
 def planned(to: Script, end: int) -> list[Any]:
     assert to.asked is not None
     first = to.asked.previous["0"]["next"] if to.asked.previous else 0

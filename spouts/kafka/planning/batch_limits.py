@@ -2,7 +2,8 @@
 
 A plan contains offsets and is made before a record is read. So limits of bytes and time are only
 targets: ``BatchSizer`` learns the size and the processing time of a record from earlier batches.
-Until it has learned them, batches are small.
+Until it has learned them, batches are small. A batch that is much larger than its target is read in
+halves (ADR 127).
 
 The time of a batch is the cost of the job itself and the cost of its records. After a batch that
 took too long, ``BatchSizer`` asks which of the two it was: fewer records do not cure a slow job.
@@ -19,6 +20,11 @@ FIRST_BATCH_RECORDS = 100_000
 FIRST_SIZED_BATCH_RECORDS = 1_000
 #: A batch may be at most this many times larger than the largest earlier batch with a known time.
 GROWTH_MAX = 8
+#: A task reads at most so many bytes of rows for one batch, in Arrow: they may all wait for the
+#: commit, and each fold of them needs a few times as much.
+TASK_ROWS_BYTES_MAX = 128 << 20
+#: How many times the bytes that one batch is meant to have a task reads at most.
+OVERSIZE_MAX = 4 / 3
 #: The weight that earlier measurements keep with each new batch.
 _MEMORY = 0.8
 #: A batch smaller than this share of the allowed size does not tell the time per record, because
@@ -58,6 +64,8 @@ class BatchSizer:
         self._limits = limits
         self._records = 0.0  # decaying sums
         self._bytes = 0.0
+        self._row_bytes = 0.0  # of the task with the most
+        self._last_each = 0.0, 0.0  # bytes and row bytes per record of the last batch
         self._largest = 0  # offsets in the largest batch so far with a known time
         self._per_second: float | None = None
         self._before: tuple[int, float] | None = None  # offsets and seconds of an earlier batch of another size
@@ -68,10 +76,12 @@ class BatchSizer:
 
     def _records_max(self) -> int:
         wanted = [self._limits.batch_records_max]
+        last, last_row = self._last_each
         if self._limits.batch_bytes_max is not None:
-            known = self._records > 0 and self._bytes > 0
-            by_size = self._limits.batch_bytes_max * self._records / self._bytes if known else FIRST_SIZED_BATCH_RECORDS
-            wanted.append(int(by_size))
+            each = max(self._bytes / self._records, last) if self._records > 0 else 0
+            wanted.append(int(self._limits.batch_bytes_max / each) if each > 0 else FIRST_SIZED_BATCH_RECORDS)
+        if self._row_bytes > 0:
+            wanted.append(int(TASK_ROWS_BYTES_MAX / OVERSIZE_MAX / max(self._row_bytes / self._records, last_row)))
         if self._limits.batch_time_max_s is not None:
             if self._per_second is None:
                 wanted.append(FIRST_BATCH_RECORDS)
@@ -84,15 +94,18 @@ class BatchSizer:
         """About how many bytes so many records have; None while nothing was read."""
         return int(records * self._bytes / self._records) if self._records > 0 else None
 
-    def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float) -> None:
+    def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float, *, row_bytes: int = 0) -> None:
         """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes``
-        bytes in total, and took ``elapsed_s`` seconds."""
+        bytes in total, and took ``elapsed_s`` seconds. ``row_bytes``: as in ``ReadCounts``. Larger
+        records than before count at once, smaller ones little by little."""
         if planned <= 0:
             return
         allowed = self._records_max()
         if records > 0 and size_bytes > 0:
             self._records = self._records * _MEMORY + planned
             self._bytes = self._bytes * _MEMORY + size_bytes
+            self._row_bytes = self._row_bytes * _MEMORY + row_bytes
+            self._last_each = size_bytes / planned, row_bytes / planned
         target_s = self._limits.batch_time_max_s
         if target_s is None or elapsed_s <= 0:
             return

@@ -192,7 +192,7 @@ class KafkaPlanner(PartitionPlanner):
         self._lost.report(plan)
 
     def processed(self, plan: Mapping[str, Meta], read: ReadCounts, elapsed_s: float) -> None:
-        self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s)
+        self._sizer.learn(self.record_count(plan), read.records, read.bytes, elapsed_s, row_bytes=read.row_bytes)
         self._bad_records.check(read)
         self._absent.check(read.absent, {stream: records for stream, (records, _) in read.streams.items()})
 

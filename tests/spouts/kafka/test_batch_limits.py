@@ -14,6 +14,7 @@ from spouts.kafka.planning.batch_limits import (
     FIRST_BATCH_RECORDS,
     FIRST_SIZED_BATCH_RECORDS,
     GROWTH_MAX,
+    TASK_ROWS_BYTES_MAX,
     BatchSizer,
     KafkaLimits,
     fair_shares,
@@ -110,6 +111,20 @@ def test_a_limit_of_bytes_follows_the_size_of_records() -> None:
     huge = BatchSizer(KafkaLimits(10, batch_bytes_max=1))
     huge.learn(1, 1, 10_000_000, 0.1)
     assert huge.limits().batch_records_max == 1  # never 0: a record that is larger than the limit is a batch of its own
+
+
+def test_the_rows_of_a_task_bound_a_batch_whatever_its_values_have() -> None:
+    sizer = BatchSizer(KafkaLimits(500_000))
+    for _ in range(9):  # 180 bytes a record, far below the bound
+        sizer.learn(500_000, 500_000, 100_000_000, 1.0, row_bytes=90_000_000)
+    assert sizer.limits().batch_records_max == 500_000
+    sizer.learn(100, 100, 90_000_000, 1.0, row_bytes=90_000_000)  # records become large: this counts at once
+    assert 100 <= sizer.limits().batch_records_max <= TASK_ROWS_BYTES_MAX // 900_000
+    sizes = []
+    for _ in range(30):
+        sizes.append(sizer.limits().batch_records_max)
+        sizer.learn(sizes[-1], sizes[-1], sizes[-1] * 200, 1.0, row_bytes=sizes[-1] * 180)
+    assert sizes == sorted(sizes) and sizes[-1] == 500_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.floats(0, 1)), max_size=60), st.floats(0, 1))

@@ -8,16 +8,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, submit
-from framework.errors import ConfigError, RatchetError
+from framework import ArrowBolt, Fields, TransactionalTopologyBuilder, arrow_spill, submit
+from framework.errors import BatchTooLargeError, ConfigError, RatchetError
 from framework.transactions import MemoryStore
 from framework.transactions.documents import read_history
-from sinks import Count, DeadLetterTable, MemoryBackend, OpaqueMapState, StateCommitter
+from sinks import Count, DeadLetterTable, DeadLetterTopic, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.codecs import compressed
 from spouts.kafka import reader as kafka_reader
+from spouts.kafka.consumer import range_consumer
 from spouts.kafka.decoding import LARGE_SHOWN_BYTES
+from spouts.kafka.planning import batch_limits
 from tests.kit.expansion import CODEC, VALUE_BYTES, read_apart, send_bombs
+from tests.kit.oracle import read_topics
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -147,7 +150,8 @@ def test_a_batch_of_values_that_a_codec_expands_is_planned_again_in_halves(
     topics: Topics, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows of a batch wait together for a bolt with several tasks. Under "fail", too."""
-    monkeypatch.setattr(kafka_reader, "EXPANDED_BYTES_MAX", 450_000)
+    monkeypatch.setattr(batch_limits, "TASK_ROWS_BYTES_MAX", 450_000)
+    refused = too_large(monkeypatch)
     codec = compressed.CompressedCodec(TextCodec(), "zstd")
     topics.create(name)
     topics.send(name, [codec.compressed(b"%d" % (each % 10) * 100_000) for each in range(20)])
@@ -165,6 +169,93 @@ def test_a_batch_of_values_that_a_codec_expands_is_planned_again_in_halves(
     assert sum(row.value[0] for _, row in state.backend.scan()) == 20
     ranges = [next(iter(each.plan.values())) for each in read_history(store, name)]
     assert max(each["next_offset"] - each["first_offset"] for each in ranges) <= 4
+    assert len(refused) == 3  # of 20, 10 and 5 records: then the source knows what fits
+
+
+def too_large(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reasons why batches are read in halves."""
+    check, refused = kafka_reader.KafkaReader._check, []
+
+    def noting(reader: Any, size: Any) -> None:
+        try:
+            check(reader, size)
+        except BatchTooLargeError as error:
+            refused.append(str(error))
+            raise
+
+    monkeypatch.setattr(kafka_reader.KafkaReader, "_check", noting)
+    return refused
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_large_records_after_many_small_ones_keep_to_the_bytes_of_a_batch(
+    topics: Topics, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan is made before a record is read. Bad records count, too."""
+    refused = too_large(monkeypatch)
+    topics.create(name)
+    topics.send(name, [b"small"] * 1_000)
+    spout = OpaqueKafkaTransactionalSpout(
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=TextCodec(),
+        settings={"reader": reader},
+        batch_bytes_max=30_000,
+        on_bad_record="dead_letter",
+        dead_letters=DeadLetterTable(letters := OpaqueMapState(MemoryBackend(f"{name}-bad"))),
+        bad_record_share_max=None,
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    state = OpaqueMapState(MemoryBackend(name))
+    builder.set_bolt("count", StateCommitter(state, ["value"], {"n": Count()})).global_grouping("spout")
+    store = MemoryStore()
+    with submit(builder.build(), {}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        assert not refused
+        topics.send(name, [b"\xff" + b"%d" % each * 9_999 for each in range(10)] * 2)
+        run.wait_until_caught_up(PATIENCE_S)
+    assert len(list(letters.backend.scan())) == 20
+    ranges = [next(iter(each.plan.values())) for each in read_history(store, name)]
+    sizes = [each["next_offset"] - each["first_offset"] for each in ranges]
+    assert sizes[0] == 1_000 and max(sizes[1:]) <= 4
+    assert len(refused) <= 3 and all("more than batch_bytes_max" in each for each in refused)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("committer", ["table", "topic"])
+def test_dead_letters_that_are_too_many_for_the_memory_wait_in_a_file(
+    topics: Topics, name: str, committer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_spill, "MEMORY_BYTES", 20_000)
+    monkeypatch.setattr(range_consumer, "CHUNK_RECORDS", 10)
+    topics.create(name)
+    topics.create(f"{name}-bad")
+    sent: list[bytes | None] = [b"\xff%d" % each + b"x" * 1_000 for each in range(60)]
+    topics.send(name, sent)
+    state = OpaqueMapState(MemoryBackend(f"{name}-bad"))
+    written: list[int] = []
+    write = state.backend.multi_put
+    monkeypatch.setattr(
+        MemoryBackend, "multi_put", lambda self, *given: (written.append(len(given[1])), write(*given))[1]
+    )
+    letters = DeadLetterTable(state) if committer == "table" else DeadLetterTopic(f"{name}-bad")
+    spout = OpaqueKafkaTransactionalSpout(
+        [name], codec=TextCodec(), on_bad_record="dead_letter", dead_letters=letters, bad_record_share_max=None
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    counts = OpaqueMapState(MemoryBackend(name))
+    builder.set_bolt("count", StateCommitter(counts, ["value"], {"n": Count()})).global_grouping("spout")
+    conf = {"kafka.bootstrap.servers": topics.bootstrap_servers}
+    with submit(builder.build(), conf, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    if committer == "table":
+        found = [next(each for each in row.value if isinstance(each, bytes)) for _, row in state.backend.scan()]
+        assert max(written) <= 10
+    else:
+        found = []
+        read_topics(topics.bootstrap_servers, [f"{name}-bad"], lambda record: found.append(record.value()))
+    assert sorted(found) == sorted(each for each in sent if each is not None)
 
 
 def test_a_limit_below_1_is_refused() -> None:
