@@ -372,10 +372,10 @@ class Recount(ArrowBolt, Committer):
         self._on_refused = on_refused
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        if any(batch.column(name).null_count for name in self._key):
-            raise BadRecordError("a key field is null")
         if self._only is not None:
             batch = self._narrowed(batch, self._only)
+        if any(batch.column(name).null_count for name in self._key):
+            raise BadRecordError("a key field is null")
         if batch.num_rows:
             self._batches.append(batch)
 

@@ -79,7 +79,8 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     if changes.sequence is not None and alone.any():
         # A change that is left out must not give its values: only the table knows which are.
         seen = np.flatnonzero(alone)[np.lexsort((rank[alone], groups[alone]))]
-        rounds = _one_per_key(groups, _seen(rows, deleted, unchanged, groups, seen, changes))
+        seen = _seen(rows, changes, deleted=deleted, unchanged=unchanged, groups=groups, places=seen)
+        rounds = _one_per_key(groups, seen)
         found = [_acting(rows, deleted, unchanged, each, changes) for each in rounds]
         others = pa.array(np.flatnonzero(~alone))
         return [*found, *reduced(rows.take(others).append_column(DELETED, pa.array(deleted[~alone])), changes)]
@@ -192,7 +193,7 @@ def _after_a_delete(groups: Numbers, rank: Numbers, deleted: Truths) -> Truths:
 
 
 def _seen(
-    rows: pa.Table, deleted: Truths, unchanged: dict[int, Truths], groups: Numbers, places: Numbers, changes: Changes
+    rows: pa.Table, changes: Changes, *, deleted: Truths, unchanged: dict[int, Truths], groups: Numbers, places: Numbers
 ) -> Numbers:
     """Those of the changes whose effect can be seen, whatever the table has. ``places``: all
     changes of some keys, by key and in their order.

@@ -107,6 +107,7 @@ class Spark:
     which it leaves running."""
 
     _started: ClassVar[WeakSet[Spark]] = WeakSet()  # of all runs in this process
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, app_name: str, settings: Mapping[str, str]) -> None:
         self._app_name = app_name
@@ -117,10 +118,11 @@ class Spark:
     def start(self) -> SparkContext:
         """Start Spark, or use the active context. Raises ``ConfigError`` when Spark does not start,
         and ``TopologyError`` when the active context lacks a setting that Ratchet needs."""
-        self._owned = SparkContext._active_spark_context is None
-        self._context = start_context(self._app_name, self._settings)
-        Spark._started.add(self)
-        return self._context
+        with Spark._lock:
+            self._owned = SparkContext._active_spark_context is None
+            self._context = start_context(self._app_name, self._settings)
+            Spark._started.add(self)
+            return self._context
 
     @property
     def alone(self) -> bool:
@@ -163,12 +165,21 @@ class Spark:
         return self._context
 
     def stop(self) -> None:
-        """Stop the context, unless it was active before. Safe to call twice."""
-        context, self._context = self._context, None
-        if context is None:
+        """Stop the context, unless it was active before. Safe to call twice. If other runs of this
+        process use it, the last of them stops it."""
+        if self._context is None:
             return
-        Spark._started.discard(self)
-        if self._owned:
+        with Spark._lock:
+            context, self._context = self._context, None
+            if context is None:
+                return
+            Spark._started.discard(self)
+            if not self._owned:
+                return
+            heir = next((each for each in Spark._started if each._context is context), None)
+            if heir is not None:
+                heir._owned = True
+                return
             if _output is not None:
                 _output.show(False)  # workers that are ended during work print errors
             context.stop()
