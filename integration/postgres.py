@@ -10,7 +10,7 @@ from integration.server import Server, exchange
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
 USER = "postgres"
-#: Who may connect. initdb makes a server that nobody can connect to.
+#: The users that may connect. initdb makes a server that nobody can connect to.
 _ACCESS = """host all all 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 scram-sha-256
 """

@@ -32,8 +32,8 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.accepted_rows import OnRefused
 from framework.topology.canonical_form import RowForm, canonical_column, python_values
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.aggregates import Aggregate, Count, Estimate, First, Last, Max, Min, Ratio, Sketch, Sum
 from sinks.backend import Key, Row, Value
 from sinks.expected_values import Expected

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from framework.topology import FencedState, Fields, TransactionAttempt
-from framework.topology.accepted_rows import OnRefused
+from framework.topology.refused_row_bisection import OnRefused
 
 
 class Table(FencedState):

@@ -28,11 +28,11 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.hashing import hash_rows
 from framework.topology.inspectable import with_scratch_states
+from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
 from sinks.key_hash_parts import KeyParts

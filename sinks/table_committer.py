@@ -17,8 +17,8 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.accepted_rows import OnRefused
 from framework.topology.bolts import OnBadRecord
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.appendable_table import Table
 
 T = TypeVar("T", bound=Table)

@@ -45,10 +45,10 @@ from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts, TaskWatcher
 from framework.observe.logs import get_logger
-from framework.topology.accepted_rows import accepted
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
+from framework.topology.refused_row_bisection import accepted
 from framework.topology.spouts import PartitionedSpout, ReadCounts, TransactionalSpout, on_stream
 from framework.topology.tuples import rows_of, tuple_class
 
@@ -276,7 +276,7 @@ class _Runner:
                 self._deliver(stream, decode_batch(rows), task)
 
     def _emitted(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> list[tuple[str, Payload, int | None]]:
-        """What a bolt emits for a batch, when it has taken all of it."""
+        """Return the rows that a bolt emits for a batch, when it has taken all of it."""
         emitted: list[tuple[str, Payload, int | None]] = []
         spill = Spill(f"{self.component.id}: it emits more rows for a batch")
         self.collector.sink = lambda stream, rows, task: emitted.append((stream, spill.keep(rows), task))

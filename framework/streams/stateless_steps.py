@@ -20,10 +20,10 @@ from framework.errors import InvariantViolation
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
+from framework.streams.expression_memory_limits import Repeated, growing_in, parts_within
 from framework.streams.hidden_columns import MARK, hidden_of
 from framework.streams.polars_frames import arrow_of, frame_of, refusing
 from framework.streams.row_growth_limits import copies_at_a_time, parts_of
-from framework.streams.value_growth_limits import Repeated, growing_in, parts_within
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology.arrow_columns import check_cast
 

@@ -23,12 +23,12 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.topology.accepted_rows import OnRefused
 from framework.topology.attempt import TransactionAttempt
 from framework.topology.context import TopologyContext
 from framework.topology.fencing import FencedState, Standing
 from framework.topology.fields import Fields
 from framework.topology.groupings import Grouping
+from framework.topology.refused_row_bisection import OnRefused
 from framework.topology.tuples import Tuple
 from framework.topology.written_topics import ReadTopics, WrittenTopic
 

@@ -54,7 +54,7 @@ Probe = Callable[[Plan], "TaskFailure | None"]
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a search has found.
+    """The result of a search.
 
     * ``plan``: of the next attempt; it leaves out all refused records in it.
     * ``is_part``: whether the search has ended early, so that the plan is only the first part of
@@ -224,7 +224,7 @@ class _Search:
     """A search for refused records by generalised binary splitting, in the order of partitions and
     offsets: groups of as many records as seem to have one refused are tested, and the first refused
     record of a group is found by halving. Each of ``k`` among ``n`` takes ``log2(n / k) + 2``
-    probes. What has been searched is always the beginning of the batch."""
+    probes. The searched records are always the beginning of the batch."""
 
     def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe) -> None:
         self._narrowing, self._plan, self._probe = narrowing, plan, probe

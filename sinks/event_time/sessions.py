@@ -18,7 +18,7 @@ from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
 from sinks.bounded_pages import pages_of
 from sinks.event_time.event_time_committer_base import Watermarks
-from sinks.event_time.session_sums import LargeSums, marks_in
+from sinks.event_time.session_sum_overflow import LargeSums, marks_in
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded, TimedFold
 from sinks.external_row_sorter import by_time, merged
 from sinks.state_committer import Fold

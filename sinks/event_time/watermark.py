@@ -28,10 +28,10 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
+from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.keyed_committer import opaque
 from sinks.states import MapState
 

@@ -13,7 +13,7 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
-from framework.topology.accepted_rows import OnRefused
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types, results_column
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter

@@ -16,8 +16,8 @@ from framework.operators.event_window_assigner import EventWindows
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
-from framework.topology.accepted_rows import accepted
 from framework.topology.canonical_form import python_values
+from framework.topology.refused_row_bisection import accepted
 from sinks import external_row_sorter
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Value

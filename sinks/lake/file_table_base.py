@@ -62,9 +62,9 @@ from framework.topology import (
     ValueType,
     check_granted,
 )
-from framework.topology.accepted_rows import OnRefused
 from framework.topology.canonical_form import comparable, python_values
 from framework.topology.python_datetime_range import outside_python
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.appendable_table import Table
 from sinks.bounded_pages import pages_by_bytes
 from sinks.lake.folder_documents import (

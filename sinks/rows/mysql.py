@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttempt
-from framework.topology.accepted_rows import OnRefused
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, EXISTED, TXID, WRITTEN_TABLE, Column
 from sinks.rows.transactional_table import READ_ROWS, HeldColumns

@@ -15,7 +15,7 @@ import pyarrow.csv as pa_csv
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
-from framework.topology.accepted_rows import OnRefused
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
 from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns, loaded_parts

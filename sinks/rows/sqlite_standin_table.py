@@ -35,8 +35,8 @@ class ScratchTable(SqliteTable):
 
     @staticmethod
     def of(table: RowTable, folder: Path) -> ScratchTable:
-        """What stands for a table that is bound to its columns. It refuses what the table is known
-        to refuse."""
+        """Stand for a table that is bound to its columns, and refuse the values that it is known to
+        refuse."""
         made = ScratchTable(folder, table._fields, table._changes, table._stamp)
         made._stands_for = table
         return made

@@ -34,8 +34,8 @@ import pyarrow.compute as pc
 
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType, check_granted
-from framework.topology.accepted_rows import OnRefused, accepted
 from framework.topology.canonical_form import form_of
+from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.bounded_pages import pages_by_bytes
 from sinks.rows.table_definition import (
     ACTION,

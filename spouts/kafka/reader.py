@@ -31,7 +31,7 @@ from framework.topology.spouts import LEFT_OUT, ON_REFUSED, PART_OF, REFUSED, Me
 from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.registry_schema_usage import take_used
 from spouts.kafka.consumer.consumer_pool import sessions
-from spouts.kafka.consumer.part_reader import PartReader
+from spouts.kafka.consumer.fetched_batch_cache import FetchedBatchCache
 from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
@@ -49,7 +49,7 @@ C = TypeVar("C", bound=RecordChunk)
 EXPANSION_MAX, _RECORD_BYTES = 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
-_parts_read = PartReader()
+_fetched = FetchedBatchCache()
 
 
 class KafkaReader(PartitionReader):
@@ -96,7 +96,7 @@ class KafkaReader(PartitionReader):
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
         size = _Size()
         with sessions.lend(self._settings, self._group, self._slot) as session:
-            for chunk in _parts_read.read(session, asked, wholes, self._decoder.parts, self.check_alive):
+            for chunk in _fetched.read(session, asked, wholes, self._decoder.parts, self.check_alive):
                 self._counts.records += len(chunk)
                 self._counts.bytes += chunk.value_bytes
                 if chunk.sampled_ms is not None:
@@ -176,7 +176,7 @@ class KafkaReader(PartitionReader):
 
 @dataclass(slots=True)
 class _Size:
-    """What a task has read for a batch. Records without rows do not count."""
+    """The size of the records that a task has read for a batch. Those without rows do not count."""
 
     records: int = 0
     value_bytes: int = 0

@@ -20,7 +20,7 @@ class Context:
 
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> Context:
-    """What every run starts or finds."""
+    """The context that every run starts or finds."""
     made = Context()
 
     def start(name: str, settings: Any) -> Any:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 def login(dsn: str) -> str:
-    """What ``CREATE ROLE`` says after the name of such a role. ``dsn``: of the administrator."""
+    """Return the options of ``CREATE ROLE`` for such a role. ``dsn``: of the administrator."""
     return f"LOGIN PASSWORD '{urlsplit(dsn).password or ''}'"
 
 

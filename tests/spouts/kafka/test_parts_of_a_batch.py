@@ -10,7 +10,7 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.topology.spouts import LEFT_OUT, PART_OF
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.consumer import part_reader
+from spouts.kafka.consumer import fetched_batch_cache
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 
@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.rule("C51")]
 CONTEXT = TopologyContext("t", "spout", 0, 1)
 
 
-@pytest.mark.parametrize("kept_bytes", [part_reader.KEPT_BYTES_MAX, 100])
+@pytest.mark.parametrize("kept_bytes", [fetched_batch_cache.KEPT_BYTES_MAX, 100])
 @pytest.mark.parametrize("kafka_reader", READERS)
 def test_a_part_has_the_records_of_its_range_whether_the_batch_is_kept_or_fetched_again(
     topics: Topics, name: str, kafka_reader: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(part_reader, "KEPT_BYTES_MAX", kept_bytes)
+    monkeypatch.setattr(fetched_batch_cache, "KEPT_BYTES_MAX", kept_bytes)
     topics.create(name, 2)
     for partition in (0, 1):
         topics.send(name, [f"{partition}-{number}".encode() for number in range(40)], partition)

@@ -24,12 +24,13 @@ def halves(rows: Rows) -> tuple[Rows, Rows] | None:
 def accepted(
     rows: Rows,
     take: Callable[[Rows], T],
-    on_refused: OnRefused,
+    on_refused: OnRefused | None,
     divide: Callable[[Rows], tuple[Rows, Rows] | None] = halves,
 ) -> Iterator[T]:
-    """What ``take`` returns for the rows that it does not refuse by a ``BadRecordError``, part by
-    part, in order. ``take``: keeps no row of a part that it refuses. ``divide``: makes two parts of
-    one; None for a part that must be refused as a whole."""
+    """Give rows to ``take``, and yield its results for those that it does not refuse by a
+    ``BadRecordError``, part by part, in order. ``take``: keeps no row of a part that it refuses.
+    ``on_refused``: None if nothing may be left out; then the error is raised. ``divide``: makes two
+    parts of one; None for a part that must be refused as a whole."""
     parts = [rows]
     while parts:
         part = parts.pop()
@@ -38,6 +39,8 @@ def accepted(
         except BatchTooLargeError:
             raise
         except BadRecordError as error:
+            if on_refused is None:
+                raise
             smaller = divide(part)
             if smaller is None:
                 on_refused(error)

@@ -34,7 +34,7 @@ class _Rows(NamedTuple):
     offsets: Any
 
 
-class PartReader:
+class FetchedBatchCache:
     """The copies, one per session. A session is used by one thread at a time."""
 
     def __init__(self) -> None:

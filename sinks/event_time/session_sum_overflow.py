@@ -27,7 +27,7 @@ from sinks.backend import Key
 #: The most parts of a session whose sum certainly fits, if no part is large.
 PARTS_MAX = 2**23
 _DIGITS = len(str(PARTS_MAX))
-#: What the key of a mark has in place of the start of a part: before all times.
+#: The key of a mark has this in place of the start of a part: it is before all times.
 _AT = -(2**63)
 
 
