@@ -351,7 +351,6 @@ class Recount(ArrowBolt, Committer):
         self._batches: list[pa.RecordBatch] = []
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
-        self._on_refused: OnRefused | None = None
 
     def narrow(self, key: Key) -> None:
         self._only = key
@@ -367,9 +366,6 @@ class Recount(ArrowBolt, Committer):
         batch_id: TransactionAttempt,
     ) -> None:
         self._collector, self._attempt = collector, batch_id
-
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
-        self._on_refused = on_refused
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         if self._only is not None:

@@ -114,7 +114,6 @@ class StateCommitter(ArrowBolt, Committer):
         self._fold: Fold | None = None
         self._collector: Any = None
         self._attempt: TransactionAttempt | None = None
-        self._on_refused: OnRefused | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -160,11 +159,10 @@ class StateCommitter(ArrowBolt, Committer):
         self._collector = collector
         self._attempt = batch_id
         self._fold = Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=True)
-        self._on_refused = None
 
     def leave_out_refused(self, on_refused: OnRefused) -> None:
+        super().leave_out_refused(on_refused)
         self._prepared().leave_out_refused(on_refused)
-        self._on_refused = on_refused
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         """Takes the output of the combiners: one row per key and sender."""
@@ -207,10 +205,9 @@ class StateCommitter(ArrowBolt, Committer):
             for first in range(0, deltas.num_rows, GROUPED_AT_ROWS):
                 yield from self._accepted(attempt, deltas.slice(first, GROUPED_AT_ROWS))
 
-    def _accepted(self, attempt: TransactionAttempt, deltas: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        if self._on_refused is None:
-            return self._applied(attempt, deltas)
-        return chain.from_iterable(accepted(deltas, partial(self._applied, attempt), self._on_refused))
+    def _accepted(self, attempt: TransactionAttempt, deltas: pa.RecordBatch) -> list[pa.RecordBatch]:
+        made = accepted(deltas, partial(self._applied, attempt), self._on_refused)
+        return list(chain.from_iterable(made))
 
     def _applied(self, attempt: TransactionAttempt, deltas: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Merge folded rows into the state. Returns the new values, if any bolt wants them."""
@@ -249,7 +246,6 @@ class Fold(Combiner):
         self._aggregates = aggregates
         self._schema = schema
         self._partial_input = partial_input
-        self._on_refused: OnRefused | None = None
         self._rows: list[pa.RecordBatch] = []
         self._row_count = self._row_bytes = 0
         self._partials = self._no_rows()
@@ -265,9 +261,6 @@ class Fold(Combiner):
         if not self.is_large:
             self._compact()
         return self._partials
-
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
-        self._on_refused = on_refused
 
     def add(self, batch: pa.RecordBatch) -> None:
         parts = [batch] if self._on_refused is None else accepted(batch, self._with_keys, self._on_refused)
@@ -338,7 +331,7 @@ class Fold(Combiner):
     def _accepted(self, table: pa.Table, *, partial: bool) -> Iterable[pa.RecordBatch]:
         """One row per key, of the keys that are not left out."""
         take = self._merged_keys if partial else self._aggregated_keys
-        return [take(table)] if self._on_refused is None else accepted(table, take, self._on_refused, self._halves)
+        return accepted(table, take, self._on_refused, self._halves)
 
     def _aggregated_keys(self, table: pa.Table) -> pa.RecordBatch:
         check_no_null_key(self._component_id, self._key, table)

@@ -18,7 +18,6 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.bolts import OnBadRecord
-from framework.topology.refused_row_bisection import OnRefused
 from sinks.appendable_table import Table
 
 T = TypeVar("T", bound=Table)
@@ -40,7 +39,6 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         self._columns = tuple(columns) if columns is not None else None
         self._batches = self._no_rows()
         self._attempt: TransactionAttempt | None = None
-        self._on_refused: OnRefused | None = None
 
     def keep_for_commit(self) -> bytes:
         """Only the rows: a new copy has the attempt of the commit, which may be one step."""
@@ -51,9 +49,6 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
 
     def commits_in_one_step(self) -> bool:
         return self.table.commits_in_one_step
-
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
-        self._on_refused = on_refused
 
     @abstractmethod
     def _no_rows(self) -> Rows:
@@ -81,5 +76,4 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         batch_id: TransactionAttempt,
     ) -> None:
         self._attempt = batch_id
-        self._on_refused = None
         self._batches = self._no_rows()

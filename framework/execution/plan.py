@@ -332,11 +332,11 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
 def _leaves_out_rows(topology: Graph, component: Component) -> bool:
     """Whether all rows of a component below committers fall due by time, and those that it refuses
     are left out: its own ``on_bad_record`` says so, or that of every stream of the spout above."""
-    above, spout = upstream_of(topology, component.id), topology.components[0]
     if not _rows_fall_due(topology, component):
         return False
     if isinstance(component.instance, Bolt) and component.instance.on_bad_record != "fail":
         return True
+    above, spout = upstream_of(topology, component.id), topology.components[0]
     read = {sub.stream for each in above for sub in each.subscriptions if sub.component_id == spout.id}
     records = read - {CLOCK_STREAM}
     return isinstance(spout.instance, PartitionedSpout) and all(map(spout.instance.leaves_out_bad_records, records))

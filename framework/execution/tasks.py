@@ -27,6 +27,7 @@ from framework.errors import (
     RetryableError,
     TopologyError,
     reason_of,
+    text_of,
 )
 from framework.execution.collector import TaskCollector
 from framework.execution.failures import FailureKind, TaskFailure, users_errors
@@ -460,7 +461,7 @@ class _LevelTask:
         left_out = self.report.left_out
         left_out[component_id] = left_out.get(component_id, 0) + 1
         if left_out[component_id] == 1:
-            reason = reason_of(str(error))
+            reason = reason_of(text_of(error))
             _log.warning("commit.row_left_out", component=component_id, txid=self.header.txid, reason=reason)
 
     def packed(self, payload: Payload) -> Payload:

@@ -133,10 +133,13 @@ class Combiner(ABC):
         """Return the folded rows, in the schema that the bolt's ``execute_arrow`` takes, or None
         when nothing was added."""
 
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
+    _on_refused: OnRefused | None = None
+
+    def leave_out_refused(self, on_refused: OnRefused | None) -> None:
         """Called before the first ``add``, where all tuples fall due by time, and may be left out.
-        The combiner then leaves out those that it refuses, and calls ``on_refused`` for each; by
-        default, it raises ``BadRecordError``."""
+        A ready-made combiner then leaves out those that it refuses, and calls ``on_refused`` for
+        each; others raise ``BadRecordError``."""
+        self._on_refused = on_refused
 
     def finish_parts(self) -> Iterable[pa.RecordBatch]:
         """Return the rows of ``finish``. A combiner of many rows may return them in parts."""
@@ -381,10 +384,14 @@ class Committer:
         that only changes what other rows are joined with."""
         return True
 
+    _on_refused: OnRefused | None = None
+
     def leave_out_refused(self, on_refused: OnRefused) -> None:
         """Called in the commit phase, after ``prepare``, where all rows fall due by time, and may
-        be left out. ``finish_batch`` then writes the rows that its store accepts, and calls
-        ``on_refused`` for each of the others; by default, it raises ``BadRecordError``."""
+        be left out. ``finish_batch`` of a ready-made committer then writes the rows that its store
+        accepts, and calls ``on_refused`` for each of the others; others raise ``BadRecordError``.
+        """
+        self._on_refused = on_refused
 
     def keep_for_commit(self) -> bytes | None:
         """Called in the task after the last ``execute``. Return everything that ``finish_batch``

@@ -31,7 +31,7 @@ from framework.topology import (
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
-from framework.topology.refused_row_bisection import OnRefused, accepted
+from framework.topology.refused_row_bisection import accepted
 from sinks.keyed_committer import opaque
 from sinks.states import MapState
 
@@ -209,10 +209,6 @@ class Passing(Combiner):
         self._columns, self._make = list(columns), make
         self._records: Combiner | None = None
         self._passed: list[pa.RecordBatch] = []
-        self._on_refused: OnRefused | None = None
-
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
-        self._on_refused = on_refused
 
     def add(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == self._columns:
@@ -220,13 +216,9 @@ class Passing(Combiner):
             return
         if self._records is None:
             self._records = self._make()
-            if self._on_refused is not None:
-                self._records.leave_out_refused(self._on_refused)
-        if self._on_refused is None:
-            self._records.add(batch)
-        else:
-            for _ in accepted(batch, self._records.add, self._on_refused):
-                pass
+            self._records.leave_out_refused(self._on_refused)
+        for _ in accepted(batch, self._records.add, self._on_refused):
+            pass
 
     def finish(self) -> pa.RecordBatch | None:
         if self._passed:

@@ -49,7 +49,7 @@ class TimedFold(Combiner):
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
 
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
+    def leave_out_refused(self, on_refused: OnRefused | None) -> None:
         self._fold.leave_out_refused(on_refused)
 
     def finish(self) -> pa.RecordBatch | None:
@@ -92,7 +92,6 @@ class AggregatingCommitter(WatermarkedCommitter):
         self.aggregates = expanded_aggregates(name, aggregates, taken.union(self.key))
         self._partial: Fields | None = None  # the columns of folded records
         self._fold: Fold | None = None
-        self._on_refused: OnRefused | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -136,8 +135,7 @@ class AggregatingCommitter(WatermarkedCommitter):
         fold = Fold(
             self._component_id, (*self.key, *self._parts), aggregates, self._schema(), partial_input=partial_input
         )
-        if self._on_refused is not None:
-            fold.leave_out_refused(self._on_refused)
+        fold.leave_out_refused(self._on_refused)
         return fold
 
     def _schema(self) -> pa.Schema:
@@ -152,9 +150,6 @@ class AggregatingCommitter(WatermarkedCommitter):
         names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
         columns = [*(rows.column(name) for name in names), *(pa.array(each, pa.int64()) for each in times.values())]
         return pa.RecordBatch.from_arrays(columns, names=[*names, *times])
-
-    def leave_out_refused(self, on_refused: OnRefused) -> None:
-        self._on_refused = on_refused
 
     def _take(self, batch: pa.RecordBatch) -> None:
         if self._fold is None:

@@ -141,8 +141,7 @@ class WindowedCommitter(AggregatingCommitter):
             return
         deltas = came.drop_columns([RECORDS]).rename_columns(dict(self._parts))
         merge = partial(self.state.merge, aggregates=self.aggregates, want_values=self._is_subscribed(CHANGED_STREAM))
-        refuse = self._on_refused
-        for changed in [merge(deltas)] if refuse is None else accepted(deltas, merge, refuse):
+        for changed in accepted(deltas, merge, self._on_refused):
             if changed is not None:
                 self._emit_changed(changed.rename_columns({name: part for part, name in self._parts.items()}))
 

@@ -16,9 +16,10 @@ import pyarrow.csv as pa_csv
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from framework.topology.refused_row_bisection import OnRefused
+from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
-from sinks.rows.transactional_table import READ_ROWS, REPLACE, UPSERT, HeldColumns, loaded_parts
+from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_table_base import PostgresTableBase
@@ -151,7 +152,7 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
         statement = f"COPY {into} ({self._list(rows.column_names)}) FROM STDIN (FORMAT csv)"
-        for part in loaded_parts(rows):
+        for part in slices_of(rows, LOADED_BYTES):
             readable = pa.table([_readable(each) for each in part.columns], rows.column_names)
             sink = pa.BufferOutputStream()
             pa_csv.write_csv(readable, sink, pa_csv.WriteOptions(include_header=False))

@@ -80,15 +80,8 @@ class HeldColumns:
 WriteParts = Callable[[Any, pa.Table, Callable[[pa.Table], None]], None]
 
 
-def _all_at_once(connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]) -> None:
+def all_at_once(connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]) -> None:
     write(rows)
-
-
-def loaded_parts(rows: pa.Table) -> Iterator[pa.Table]:
-    """Slices of about ``LOADED_BYTES``."""
-    most = max(rows.num_rows * LOADED_BYTES // max(rows.nbytes, 1), 1)
-    for first in range(0, rows.num_rows, most):
-        yield rows.slice(first, most)
 
 
 class Members(Protocol):
@@ -287,7 +280,7 @@ class RowTable(TableDefinition):
         ``on_refused``: as of ``write``."""
 
         def write(parts: WriteParts) -> None:
-            with self.committing(attempt, grouped=parts is _all_at_once) as (connection, first):
+            with self.committing(attempt, grouped=parts is all_at_once) as (connection, first):
                 if first and rounds:
                     self.apply(connection, map(self._storable, rounds), attempt.txid, parts)
 
@@ -297,7 +290,7 @@ class RowTable(TableDefinition):
         """Write all rows. If the database refuses some, and they may be left out, write the others
         in a second sql_txn, whose savepoints find them by halving."""
         try:
-            write(_all_at_once)
+            write(all_at_once)
             return
         except BadRecordError:
             if on_refused is None:
@@ -369,7 +362,7 @@ class RowTable(TableDefinition):
         query = f"SELECT {self._list(columns)} FROM {self._at(self._table)} WHERE {where}"
         return list(self._run(connection, query, values).fetchall())
 
-    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int, parts: WriteParts | None = None) -> None:
+    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int, parts: WriteParts = all_at_once) -> None:
         """Apply rounds of changes, as ``change`` does. ``parts``: writes the rows of a round."""
         names = self._fit(connection)
         held = self._held(connection)
@@ -378,7 +371,7 @@ class RowTable(TableDefinition):
             self._apply(connection, rows, names, held, txid)
 
         for each in rounds:
-            (parts or _all_at_once)(connection, self._with_positions(connection, each), write)
+            parts(connection, self._with_positions(connection, each), write)
 
     def _with_positions(self, connection: Any, rows: pa.Table) -> pa.Table:
         """The rows without their positions, unless these count."""
