@@ -3,8 +3,10 @@ and remembered ids, as JSON lines.
 
 Each operator keeps ``--rows`` rows open in PostgreSQL or Redis, and each transaction then opens and
 closes as many as it has records. In the same process are the driver and all tasks, so its memory is
-the memory of both. For comparison, the same runs with a hundredth of the rows. With ``--at-once``,
-the last transaction lets all rows fall due together. A run whose results are not exact fails.
+the memory of both; with ``--executor spark``, the memory is that of the driver, of Spark's JVM and
+of the largest Python worker. For comparison, the same runs with a hundredth of the rows. With
+``--at-once``, the last transaction lets all rows fall due together. A run whose results are not
+exact fails.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import contextlib
 import datetime
 import itertools
 import json
-import os
 import statistics
 import sys
 import threading
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import psycopg
 import pyarrow as pa
 import redis
@@ -43,8 +45,6 @@ from framework import (
     submit,
     tumbling,
 )
-from framework.execution.local import LocalExecutor
-from framework.execution.plan import plan_execution
 from framework.observe import configure_logging
 from framework.topology.spouts import Meta
 from framework.transactions import MemoryStore
@@ -55,11 +55,11 @@ from sinks import (
     DeduplicatingCommitter,
     JoiningCommitter,
     MapState,
-    MemoryBackend,
     OpaqueMapState,
     PostgresBackend,
     RedisBackend,
     SessionCommitter,
+    SqliteBackend,
     StateCommitter,
     WatermarkCommitter,
     WindowedCommitter,
@@ -153,12 +153,15 @@ class NoPayments(ArrowBolt):
         declarer.declare(Fields(id=int, paid_at=int))
 
 
-def topology(operator: str, state: MapState, rows: int, numbers: Numbers) -> Topology:
-    """``rows``: how many microseconds a row stays open. ``sent`` counts what the operator sends."""
+def topology(operator: str, state: MapState, rows: int, numbers: Numbers, folder: Path) -> Topology:
+    """``rows``: how many microseconds a row stays open. ``sent`` counts what the operator sends.
+    ``folder``: for the states that are not measured."""
     builder = TransactionalTopologyBuilder("open-rows", "numbers", numbers)
     open_for, none = datetime.timedelta(microseconds=rows), datetime.timedelta()
     lag = open_for if operator == "windows" else none  # the others stay open by a bound of their own
-    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", out_of_orderness=lag, unit="us")
+    watermark = WatermarkCommitter(
+        OpaqueMapState(SqliteBackend(folder / "watermark.db", "watermark")), "at", out_of_orderness=lag, unit="us"
+    )
     builder.set_bolt("watermark", watermark).global_grouping("numbers").global_grouping("numbers", CLOCK_STREAM)
     one: dict[str, Any] = {"on": "at", "key": ["id"], "unit": "us"}
     both: dict[str, Any] = {"key": ["id"], "left": "at", "right": "paid_at", "unit": "us"}
@@ -175,7 +178,7 @@ def topology(operator: str, state: MapState, rows: int, numbers: Numbers) -> Top
         builder.set_bolt("payments", NoPayments()).shuffle_grouping("numbers")
         bolt.fields_grouping("payments", Fields("id"))
     by = "n" if operator in ("windows", "sessions") else "one"
-    sent = StateCommitter(OpaqueMapState(MemoryBackend("sent")), [by], {"rows": Count()})
+    sent = StateCommitter(OpaqueMapState(SqliteBackend(folder / "sent.db", "sent")), [by], {"rows": Count()})
     builder.set_bolt("sent", sent).global_grouping("operator")
     return builder.build()
 
@@ -200,11 +203,12 @@ def expected(operator: str, rows: int, numbers: Numbers) -> int:
 
 
 class Memory:
-    """Samples the resident memory of this process, in megabytes, and its processor time, in
-    seconds, until the block ends."""
+    """Samples memory, in megabytes, and the processor time of this process, in seconds, until the
+    block ends. Memory is the resident memory of this process; of its Java processes together; and
+    of the largest process of Python below it."""
 
     def __init__(self) -> None:
-        self.samples: list[tuple[float, float, float]] = []
+        self.samples: list[tuple[float, dict[str, float], float]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -217,13 +221,25 @@ class Memory:
         self._thread.join()
 
     def _sample(self) -> None:
+        this = psutil.Process()
         while not self._ended.wait(0.25):
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.samples.append((time.monotonic(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6, time.process_time()))
+            found = {"driver": this.memory_info().rss / 1e6}
+            for each in this.children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    name, size = each.name(), each.memory_info().rss / 1e6
+                    if name == "java":
+                        found["jvm"] = found.get("jvm", 0.0) + size
+                    elif name.startswith("python"):
+                        found["worker"] = max(found.get("worker", 0.0), size)
+            self.samples.append((time.monotonic(), found, time.process_time()))
 
-    def between(self, first_s: float, last_s: float) -> int:
-        """The most memory in a stretch of time."""
-        return round(max((each for at, each, _ in self.samples if first_s <= at <= last_s), default=0))
+    def between(self, first_s: float, last_s: float) -> dict[str, int]:
+        """The most memory in a stretch of time, of each kind of process."""
+        most: dict[str, int] = {}
+        for at, found, _ in self.samples:
+            if first_s <= at <= last_s:
+                most |= {kind: max(most.get(kind, 0), round(size)) for kind, size in found.items()}
+        return most
 
     def cpu_between(self, first_s: float, last_s: float) -> float:
         """The processor time in a stretch of time."""
@@ -231,15 +247,16 @@ class Memory:
         return round(spent[-1] - spent[0], 1) if spent else 0.0
 
 
-def measure(store: str, address: str, operator: str, rows: int, numbers: Numbers) -> dict[str, Any]:
+def measure(
+    store: str, address: str, operator: str, rows: int, numbers: Numbers, *, folder: Path, executor: str
+) -> dict[str, Any]:
     """Raises ``RuntimeError`` if the number of sent rows is wrong."""
     backend = (RedisBackend if store == "redis" else PostgresBackend)(address, "open_rows")
     total, take = numbers.total, numbers.take
-    built = topology(operator, OpaqueMapState(backend), rows, numbers)
-    executor = LocalExecutor(plan_execution(built), {})
+    built = topology(operator, OpaqueMapState(backend), rows, numbers, folder)
     committed: dict[int, float] = {}
     begun_s = time.monotonic()
-    conf = {"topology.message.timeout.secs": TIMEOUT_S}
+    conf = {"topology.message.timeout.secs": TIMEOUT_S, "spark.master": "local[2]"}
     with Memory() as memory, submit(built, conf, store=MemoryStore(), executor=executor) as run:
         wanted = -(-total // take)
         while len(committed) < wanted:
@@ -315,6 +332,7 @@ def main() -> int:
     parser.add_argument("--at-once", action="store_true", help="let all rows fall due in the last transaction")
     parser.add_argument("--operators", nargs="+", choices=OPERATORS, default=list(OPERATORS))
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
+    parser.add_argument("--executor", choices=["local", "spark"], default="local")
     arguments = parser.parse_args()
     take = arguments.batch_records
     configure_logging(level="warning")
@@ -323,17 +341,19 @@ def main() -> int:
             for rows in (max(arguments.rows // 100, FILLING * take), max(arguments.rows, FILLING * take)):
                 jump, steady = (3 * rows, 1) if arguments.at_once else (0, STEADY)
                 with open_folder() as folder:
-                    found = _measured(store, operator, rows, Numbers(rows + steady * take, take, jump), folder)
+                    server = (
+                        RedisServer(folder / "redis")
+                        if store == "redis"
+                        else PostgresServer(folder / "postgres", settings=POSTGRES)
+                    )
+                    with server:
+                        address = server.url if isinstance(server, RedisServer) else server.dsn
+                        numbers = Numbers(rows + steady * take, take, jump)
+                        found = measure(
+                            store, address, operator, rows, numbers, folder=folder, executor=arguments.executor
+                        )
                 print(json.dumps({"store": store, "operator": operator, **found}), flush=True)
     return 0
-
-
-def _measured(store: str, operator: str, rows: int, numbers: Numbers, folder: Path) -> dict[str, Any]:
-    if store == "redis":
-        with RedisServer(folder / "redis") as cache:
-            return measure(store, cache.url, operator, rows, numbers)
-    with PostgresServer(folder / "postgres", settings=POSTGRES) as server:
-        return measure(store, server.dsn, operator, rows, numbers)
 
 
 if __name__ == "__main__":
