@@ -14,6 +14,7 @@ import pytest
 from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
 from framework.durations import micros_of
 from framework.errors import ConfigError, TopologyError
+from framework.operators.event_window_assigner import EventWindows
 from framework.streams.steps_bolt import StepsBolt
 from framework.testing import crash, replay
 from framework.transactions.topology_change_messages import without_steps
@@ -62,6 +63,30 @@ def test_a_window_is_sent_once_when_it_closes(faults: Any, take: int, tmp_path: 
     assert found == {("x", at(0), 70 if take == 1 else 130), ("y", at(5), 30), ("x", at(10), 50)}
     assert list(tables["sent"]) == list(tables["closed"])
     assert "shop" not in tables and "closed-watermark" not in tables
+
+
+@pytest.mark.parametrize(
+    ("windows", "times", "bounds"),
+    [
+        (tumbling("1 day", zone="Europe/Berlin"), ["2026-03-28T23:00", "2026-03-29T21:59"], ("2026-03-28T23:00", 23)),
+        (tumbling("1 day", zone="Europe/Berlin"), ["2026-10-24T22:00", "2026-10-25T22:59"], ("2026-10-24T22:00", 25)),
+        (tumbling("1 h", origin="15 min"), ["2026-01-01T10:15", "2026-01-01T11:14"], ("2026-01-01T10:15", 1)),
+    ],
+    ids=["23 hours", "25 hours", "origin"],
+)
+def test_windows_have_the_bounds_of_their_zone_and_origin(
+    windows: EventWindows, times: list[str], bounds: tuple[str, int], tmp_path: Path
+) -> None:
+    shop = pipeline_in(tmp_path)
+    moments = [datetime.datetime.fromisoformat(f"{each}+00:00") for each in times]
+    after = moments[-1] + datetime.timedelta(minutes=1)  # in the next window
+    rows = [{"shop": "x", "at": moment} for moment in (*moments, after, after + datetime.timedelta(days=1))]
+    counted = shop.read(rows).window(windows, on="at").group_by("shop").agg(n=count()).when_closed(name="closed")
+    counted.append_into(parquet(tmp_path / "out"), name="out")
+    first, _ = shop.test()["out"]
+    start = datetime.datetime.fromisoformat(f"{bounds[0]}+00:00")
+    end = start + datetime.timedelta(hours=bounds[1])
+    assert (first["window_start"], first["window_end"], first["n"]) == (start, end, 2)
 
 
 @pytest.mark.parametrize("faults", [[], [replay()], [crash()]])

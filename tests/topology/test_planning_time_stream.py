@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from framework import Topology, TransactionalTopologyBuilder
 from framework.errors import TopologyError
 from framework.topology import Fields, PartitionedSpout, PartitionPlanner, Spout, TransactionalSpout
 from framework.topology.context import TopologyContext
 from framework.topology.extra_partition_spout_wrapper import PlannerWrapper, SpoutWrapper
 from framework.topology.planning_time_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
+from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, WatermarkCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 
 
@@ -25,6 +27,24 @@ def test_every_call_of_a_planner_reaches_the_planner_below() -> None:
     planner = with_clock("spout", inner).planner({}, context)
     planner.records_max = 5
     assert isinstance(planner, ClockPlanner) and planner._planner.records_max == 5
+
+
+def test_a_topology_without_event_time_has_no_clock() -> None:
+    """So neither its plans nor its transactions cost more."""
+
+    def built(*, timed: bool) -> Topology:
+        spout = OpaqueMemoryTransactionalSpout({0: []}, Fields(word=str, at=int), 1)
+        builder = TransactionalTopologyBuilder("words", "spout", spout)
+        counts = StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})
+        builder.set_bolt("counts", counts).global_grouping("spout")
+        if timed:
+            watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at")
+            builder.set_bolt("watermark", watermark).global_grouping("spout").global_grouping("spout", CLOCK_STREAM)
+        return builder.build()
+
+    spout, timed = (built(timed=each).spout for each in (False, True))
+    assert (type(spout.instance), set(spout.streams)) == (OpaqueMemoryTransactionalSpout, {"default"})
+    assert (type(timed.instance), set(timed.streams)) != (OpaqueMemoryTransactionalSpout, {"default"})
 
 
 def test_the_planning_time_is_a_part_of_the_plan() -> None:

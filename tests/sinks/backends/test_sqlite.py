@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from framework import Fields, TransactionAttempt
 from framework.errors import BadRecordError, ConfigError, CorruptStateError, RetryableError, TopologyError
 from sinks import Count, Max, OpaqueMapState, SqliteBackend, Sum
 from sinks.sql import sqlite_table_base as sqlite_module
+from sinks.sql.backend import SqlBackend
 
 KEY, VALUE = Fields(word=str), Fields(n=int)
 
@@ -64,6 +67,27 @@ def test_other_programs_read_the_live_rows_from_a_view(path: Path) -> None:
     state.prepare("standalone")  # the next start creates it again
     with sqlite3.connect(path) as connection:
         assert connection.execute("SELECT word FROM rows_live").fetchall() == [("dog",)]
+
+
+def test_what_is_due_is_found_by_an_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So its cost is in proportion to what is due, and not to the rows of the table."""
+    state = OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE))
+    state.backend.order_by("n")
+    state.prepare("standalone")
+    put(state, 1, **{f"word{number}": number for number in range(20)})
+    asked: list[tuple[str, Sequence[Any]]] = []
+    streamed = SqlBackend._streamed
+
+    def noted(self: SqlBackend, connection: Any, query: str, parameters: Sequence[Any]) -> Any:
+        asked.append((query, parameters))
+        return streamed(self, connection, query, parameters)
+
+    monkeypatch.setattr(SqlBackend, "_streamed", noted)
+    assert sorted(row.value for _, row in state.backend.due("n", 4, 6, txid=None) if row.value) == [(5,), (6,)]
+    ((query, parameters),) = asked
+    with sqlite3.connect(path) as connection:
+        plan = [row[-1] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", parameters)]
+    assert len(plan) == 1 and plan[0].startswith("SEARCH rows USING INDEX due_")
 
 
 def test_a_state_may_have_the_name_of_another_ones_view(path: Path) -> None:

@@ -4,13 +4,16 @@ sent."""
 from __future__ import annotations
 
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import Topology
+from framework import Topology, submit
 from framework.errors import ConfigError, RetryableError
+from framework.execution.local import LocalExecutor
+from framework.execution.plan import plan_execution
 from framework.inspect.rebuild import clean, rebuild
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
@@ -18,6 +21,7 @@ from framework.transactions.commit import CommitPhase
 from sinks import MapBackend, MySqlBackend, PostgresBackend, RedisBackend
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.timed_parts import PARTS, append, held, run, source, topology
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C44")
 
@@ -59,6 +63,38 @@ def test_an_operator_and_what_it_sent_are_rebuilt_from_the_top_down(part: str, t
     other.mkdir()
     wrong, mended = topology(tmp_path, spout, part, dropped=7), topology(tmp_path, spout, part)
     check_rebuilt_beside_the_topology(wrong, mended, topology(other, spout, part), spout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["windows", "sessions", "pairs"])
+def test_an_operator_and_what_it_sent_are_rebuilt_while_the_topology_runs(part: str, tmp_path: Path) -> None:
+    spout, store, other, over = source(), MemoryStore(), tmp_path / "control", threading.Event()
+    other.mkdir()
+    run(topology(tmp_path, spout, part, dropped=7), store)
+    built, copied = topology(tmp_path, spout, part), topology(tmp_path, spout, part)
+
+    def feed() -> None:
+        at = 50
+        while not over.wait(1):  # no faster than a slow machine recomputes transactions
+            for partition in range(2):
+                spout.append(partition, [("order", "payment")[at % 3 == 0], f"k{at % 4}", partition, at * 7, at])
+            at += 1
+
+    thread = threading.Thread(target=feed)
+    with submit(built, {}, store=store, executor=LocalExecutor(plan_execution(built), {})) as running:
+        thread.start()
+        try:
+            for state in ("part", "sent"):
+                found = rebuild(copied, store, state=state, take_over=True)
+                assert found.former is not None
+                running.wait_for_commit(found.txid + 1, PATIENCE_S)
+        finally:
+            over.set()
+            thread.join()
+        running.wait_until_caught_up(PATIENCE_S)
+    control = topology(other, spout, part)
+    run(control, MemoryStore())
+    assert held(copied) == held(control) and verify(copied, store).right
 
 
 @pytest.mark.slow

@@ -86,6 +86,30 @@ def test_a_record_behind_the_watermark_is_late() -> None:
     assert [row["number"] for row in done.rows("silent", LATE_STREAM)] == [3]
 
 
+class Expiring(TimerCommitter):
+    """Forgets the value of a key that had no record for five seconds, and emits it."""
+
+    def on_record(self, entry: Entry, record: Mapping[str, Any], at: datetime.datetime) -> None:
+        if entry.value is not None:
+            entry.clear_timer(moment(entry.value[1] + PATIENCE))
+        entry.value = [record["number"], record["at"]]
+        entry.set_timer(at + datetime.timedelta(seconds=PATIENCE))
+
+    def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
+        entry.emit(id=entry.key[0], at=at, numbers=str(entry.value[0]), over=True)
+        entry.value = None
+
+
+@pytest.mark.parametrize("take", [1, 7, 100])
+def test_a_value_expires_when_its_key_is_silent_and_a_key_has_one_row(take: int) -> None:
+    rows = [["b", 0, 1, 100], *(["a", 0, at, at] for at in range(1, 60, 3)), ["c", 0, 61, 200]]
+    done = run_on(topology(Expiring), {0: rows}, take=take)
+    assert sent(done) == [("b", 6, "100", True)]
+    assert [(row["id"], row["row_kind"]) for row in done.table("silent")] == [("a", 0), ("c", 1)]
+    done = run_on(topology(Expiring), {0: [*rows, ["c", 0, 64, 201]]}, take=take)
+    assert sent(done) == [("a", 63, "58", True), ("b", 6, "100", True)]
+
+
 class Backwards(Silent):
     def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
         entry.set_timer(at)

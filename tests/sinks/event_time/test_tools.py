@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,25 @@ def test_tools_work_on_windows_that_are_sent_once(shop: Shop) -> None:
     (told,) = [line for line in _lines(found_causes) if "the watermark went from" in line]
     assert f"held up by partition {step.time_after.held_up_by!r}" in told
     assert [step.txid for step in found_causes.steps] == [row["_txid"]] if "_txid" in row else found_causes.steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE sent SET orders = orders + 1 WHERE shop = 's0' AND window_end LIKE '%00:01%'",
+        "DELETE FROM sent WHERE shop = 's0' AND window_end LIKE '%00:01%'",
+        "UPDATE open_windows SET orders = orders + 1 WHERE NOT _deleted AND shop = 's0'",
+        "UPDATE clock SET watermark = watermark + 1000000",
+    ],
+    ids=["sent", "missing", "open", "clock"],
+)
+def test_verify_finds_wrong_windows_and_a_wrong_watermark(shop: Shop, damage: str) -> None:
+    topology = shop.run()
+    with sqlite3.connect(shop.path) as connection:
+        assert connection.execute(damage).rowcount == 1
+    report = verify(topology, shop.store, {})
+    assert sorted(each.difference_count for each in report.states) == [0, 0, 1]
 
 
 def test_what_cannot_be_recomputed_without_its_planning_times_is_named(
