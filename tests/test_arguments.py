@@ -41,7 +41,9 @@ def fields(node: ast.ClassDef) -> Iterator[str]:
     """The fields that a dataclass takes by position."""
     for each in node.body:
         if isinstance(each, ast.AnnAssign):
-            annotation, value = (ast.unparse(part) if part is not None else "" for part in (each.annotation, each.value))
+            annotation, value = (
+                ast.unparse(part) if part is not None else "" for part in (each.annotation, each.value)
+            )
             if annotation == "KW_ONLY":
                 return
             if "ClassVar" not in annotation and "init=False" not in value:

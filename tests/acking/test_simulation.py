@@ -28,9 +28,7 @@ WORLDS_MAX = 300
 
 @pytest.mark.behaviour("4.3", "4.6", "4.8")
 @pytest.mark.parametrize("trouble", [*TROUBLES, "all", "none"])
-def test_no_message_is_acked_early_and_none_is_forgotten(
-    trouble: str, seed: int, in_all: bool, often: Often
-) -> None:
+def test_no_message_is_acked_early_and_none_is_forgotten(trouble: str, seed: int, in_all: bool, often: Often) -> None:
     troubles = TROUBLES if trouble == "all" else () if trouble == "none" else (trouble,)
     expected = set(troubles) if in_all or trouble != "all" else set()  # each has a test case of its own
     struck: Counter[str] = Counter()
