@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := $(VENV)/.compiled
 
 SCHEDULES ?= 100000
 
@@ -24,7 +25,7 @@ test: $(STAMP)
 
 test-short: test-embedded test-servers
 
-test-embedded: $(STAMP)
+test-embedded: $(COMPILED)
 	$(PYTEST) --ignore tests/servers
 
 # The linters use one core, and containers are waited for: beside the other tests they cost little time.
@@ -141,6 +142,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $(STAMP)
+
+# Once in a clone: otherwise each process of a test run compiles all modules itself, at the same time as the others.
+$(COMPILED): $(STAMP)
+	$(BIN)/python -m pytest --collect-only --quiet > $@.log
+	mv $@.log $@
 
 # Resolves pyproject.toml again and writes every version with its hashes.
 lock:
