@@ -163,6 +163,20 @@ def servers(ratchet_servers: EmbeddedServers | ExternalServers) -> EmbeddedServe
 
 
 @pytest.fixture(scope="session")
+def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
+    """A broker that compacts and deletes as fast as it can."""
+    fast = {
+        "log.cleaner.backoff.ms": "100",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.retention.check.interval.ms": "300",
+        "log.segment.delete.delay.ms": "100",
+        "log.initial.task.delay.ms": "100",
+    }
+    with KafkaBroker(tmp_path_factory.mktemp("cleaning"), settings=fast) as server:
+        yield Topics(server.address)
+
+
+@pytest.fixture(scope="session")
 def postgres(ratchet_postgres: PostgresServer | ExternalPostgres) -> PostgresServer | ExternalPostgres:
     """A database server that no test stops or kills."""
     return ratchet_postgres

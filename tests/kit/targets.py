@@ -39,9 +39,15 @@ USUAL = "usual"
 _NAMED = 200
 #: Fixtures that start something large. The tests that use one of them share a process.
 _SPARK = {"spark", "cluster", "spark_masters"}
-_SERVERS = {"servers", "topics"}
+_SERVERS = {"servers", "topics", "ratchet_servers"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
-_OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb", "apicurio": "apicurio"}
+_OTHERS = {
+    "built_site": "site",
+    "cleaning": "cleaning",
+    "mariadb": "mariadb",
+    "mysql": "mariadb",
+    "apicurio": "apicurio",
+}
 #: Tests of what works on the rows of a table, whatever the database -> where they are slow: tables
 #: there have the whole contract of writing in make test.
 _ON_TABLES = {
