@@ -26,7 +26,7 @@ test: $(STAMP)
 test-short: test-embedded test-servers
 
 test-embedded: $(COMPILED)
-	$(PYTEST) --ignore tests/servers
+	$(PYTEST) --deselect tests/servers
 
 # The linters use one core, and containers are waited for: beside the other tests they cost little time.
 test-beside: lint
