@@ -228,6 +228,7 @@ class _Alarms(TimerCommitter):
         """Sets none."""
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("field", ["shop", "at"])
 @pytest.mark.parametrize("name", ["windows of windows", "sessions", "count windows", "totals", "first", "alarms"])
 def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: str, field: str) -> None:
