@@ -41,8 +41,7 @@ def parts_of(
     message says. Raises ``BadRecordError`` for a row that becomes too large."""
     if not frame.height or repeated.estimated_size() * int(copies.max()) <= PART_BYTES:
         return (frame,)
-    table = repeated.to_arrow(compat_level=pl.CompatLevel.oldest())
-    sizes: Sizes = sum((sizes_of(each.combine_chunks()) for each in table.columns), np.zeros(frame.height, np.int64))
+    sizes = sizes_of_rows(repeated)
     return divided(
         call,
         frame,
@@ -91,7 +90,7 @@ class Growth:
 
 def bytes_in(values: Iterable[Any], known: Known) -> int:
     """The bytes of values. A list or mapping that several share is measured once, and counts for
-    each: ``known`` has them."""
+    each: ``known`` has them. Raises ``BadRecordError`` for values inside each other without end."""
     found = 0
     for each in values:
         if isinstance(each, (str, bytes)):
@@ -99,10 +98,21 @@ def bytes_in(values: Iterable[Any], known: Known) -> int:
         elif isinstance(each, (list, tuple, Mapping)):
             inner = known.get(id(each))
             if inner is None:
-                inner = known[id(each)] = (bytes_in(each.values() if isinstance(each, Mapping) else each, known), each)
+                items = each.values() if isinstance(each, Mapping) else each
+                try:
+                    inner = known[id(each)] = (bytes_in(items, known), each)
+                except RecursionError:
+                    raise BadRecordError("what a function returned has lists or mappings at too many levels") from None
             found += inner[0]
         else:
             found += 8
+    return found
+
+
+def sizes_of_rows(frame: pl.DataFrame) -> Sizes:
+    """The bytes of each row."""
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    found: Sizes = sum((sizes_of(each.combine_chunks()) for each in table.columns), np.zeros(frame.height, np.int64))
     return found
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from framework.call_site import Call
@@ -477,3 +480,45 @@ def test_async_functions_run_in_the_workers_of_spark(spark: str, tmp_path: Path)
 def test_a_number_in_a_table_is_no_time(operator: str, tmp_path: Path) -> None:
     with pytest.raises(TopologyFailed, match="it returned int64 for 'n', and a number of a time has no unit"):
         rows_of(tmp_path, lambda s: getattr(s, operator)(lambda given: given, n=datetime.datetime))
+
+
+def read_table(table: pa.Table) -> pa.Table:
+    return pa.Table.from_pylist([json.loads(each) for each in table["text"].to_pylist()])
+
+
+GOOD, DEEP = '{"n": 1, "m": 2}', "[" * 800 + "]" * 800
+#: Steps whose function reads text as JSON, and a text that it reads well.
+READERS: dict[str, tuple[Callable[[Stream], Stream], str]] = {
+    "map": (lambda s: s.map(lambda row: json.loads(row["text"]), n=int, m=int), GOOD),
+    "flat_map": (lambda s: s.flat_map(lambda row: json.loads(row["text"]), n=int, m=int), f"[{GOOD}]"),
+    "lookup": (lambda s: s.lookup(json.loads, on="text", n=int, m=int), GOOD),
+    "lookups": (
+        lambda s: s.lookup(lambda keys: json.loads(keys[0]), on="text", batch_size=1, n=int, m=int),
+        f"[{GOOD}]",
+    ),
+    "map_batches": (lambda s: s.map_batches(read_table, n=int, m=int), GOOD),
+    "time": (lambda s: s.map(lambda row: {"n": json.loads(row["text"])}, n=datetime.date), "null"),
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        *(("map", text) for text in ('{"n": 1, "more": 2}', "[1]", "null", "5", '"x"', '{"n": "x"}', '{"n": {}}')),
+        *(("flat_map", text) for text in (GOOD, "[5]", "null", '"x"', DEEP)),
+        *(("lookup", text) for text in ('{"n": 1, "more": 2}', "[1]", '"x"', DEEP)),
+        *(("lookups", text) for text in ("5", "[]", "[5]")),
+        ("map_batches", '{"n": "x", "m": 2}'),
+        ("time", "5"),
+    ],
+)
+def test_json_of_another_shape_is_a_bad_record(step: str, text: str, tmp_path: Path) -> None:
+    """A producer decides what a function returns that reads its text."""
+    make, good = READERS[step]
+    texts = [[good], [good], [text], [good]]
+    spout = OpaqueMemoryTransactionalSpout({0: texts}, Fields(text=str), 4, on_bad_record="skip")
+    pipeline = Pipeline("texts")
+    make(pipeline.spout(spout)).append_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    pipeline.run(executor="local", timeout_s=PATIENCE_S)
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        assert [n for (n,) in connection.execute("SELECT n FROM t")] == [None if step == "time" else 1] * 3
