@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from framework.call_site import Call
-from framework.errors import BadRecordError, TopologyError
+from framework.errors import BadRecordError
 from framework.streams.function_calls import Calls
 from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidden
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
