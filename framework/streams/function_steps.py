@@ -16,7 +16,7 @@ from framework.errors import BadRecordError
 from framework.streams.function_calls import Calls
 from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidden
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
-from framework.streams.row_growth_limits import FEW, PART_BYTES, Growth
+from framework.streams.row_growth_limits import FEW, PART_BYTES, ROWS_AT_A_TIME, Growth, gathered
 from framework.streams.stateless_steps import Columns, Step
 from framework.topology.arrow_columns import cast_column, column_of
 from framework.topology.canonical_form import equal
@@ -156,6 +156,9 @@ class FunctionMap(RemakingStep):
 
     def _in_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Frames of few bytes of the rows that were made of each row of ``frame``."""
+        return gathered(self._in_small_parts(made, frame))
+
+    def _in_small_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         rows: list[tuple[Any, ...]] = []
         origins: list[int] = []
         held = size = 0
@@ -167,7 +170,7 @@ class FunctionMap(RemakingStep):
                 if growth is not None and (place == 0 or place >= FEW):
                     size = growth.by(row)
                 held += size
-                if held >= PART_BYTES:
+                if held >= PART_BYTES or (growth is None and len(rows) == ROWS_AT_A_TIME):
                     yield with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, origins)
                     rows, origins, held = [], [], 0
         yield with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, origins)

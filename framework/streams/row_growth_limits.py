@@ -7,7 +7,7 @@ in parts of about ``PART_BYTES``, and refuse a row that becomes more than ``ROW_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,9 @@ from framework.errors import BadRecordError
 PART_BYTES = 16 << 20
 #: The most that one row may become.
 ROW_BYTES_MAX = 256 << 20
+#: So many rows, each of which a function makes of one, become a frame. Their bytes are measured then:
+#: to measure values in Python takes as long as the function.
+ROWS_AT_A_TIME = 256
 #: So many rows that a function makes of one are taken to be as large as the first of them.
 FEW = 16
 
@@ -62,6 +65,20 @@ def divided(
     part, large = np.cumsum(becomes.clip(0)) // PART_BYTES, becomes > PART_BYTES
     cuts = [0, *(np.flatnonzero((np.diff(part) > 0) | large[:-1] | large[1:]) + 1).tolist(), frame.height]
     return [frame.slice(first, end - first) for first, end in pairwise(cuts)]
+
+
+def gathered(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The rows of small frames in frames of about ``PART_BYTES``."""
+    held: list[pl.DataFrame] = []
+    size = 0
+    for each in frames:
+        held.append(each)
+        size += each.estimated_size()
+        if size >= PART_BYTES:
+            yield pl.concat(held)
+            held, size = [], 0
+    if held:
+        yield pl.concat(held)
 
 
 def copies_at_a_time(repeated: pl.DataFrame) -> int:

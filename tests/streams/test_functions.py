@@ -25,6 +25,7 @@ from framework.errors import BadRecordError, RetryableError, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.streams import function_calls
 from framework.streams.function_calls import Calls, calls_of
+from framework.streams.row_growth_limits import ROWS_AT_A_TIME
 from framework.streams.stateless_steps import applied
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.testing import fail_attempt, replay
@@ -480,6 +481,17 @@ def test_async_functions_run_in_the_workers_of_spark(spark: str, tmp_path: Path)
 def test_a_number_in_a_table_is_no_time(operator: str, tmp_path: Path) -> None:
     with pytest.raises(TopologyFailed, match="it returned int64 for 'n', and a number of a time has no unit"):
         rows_of(tmp_path, lambda s: getattr(s, operator)(lambda given: given, n=datetime.datetime))
+
+
+def test_rows_with_a_large_value_of_a_function_leave_in_parts() -> None:
+    large = "x" * 1_000_000
+    stream: Any = Pipeline("rows").read([], n=int).map(lambda row: {"n": row["n"], "text": large}, n=int, text=str)
+    frame, n, most = pl.DataFrame({"n": range(1_000)}), 0, 0
+    for part in stream._node.step.applied(frame):
+        assert part["n"].to_list() == list(range(n, n + part.height))
+        n, most = n + part.height, max(most, part.estimated_size())
+    assert n == 1_000
+    assert most <= 1.1 * ROWS_AT_A_TIME * len(large)
 
 
 def read_table(table: pa.Table) -> pa.Table:

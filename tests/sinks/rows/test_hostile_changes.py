@@ -14,8 +14,9 @@ from framework import TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError
 from framework.transactions import MemoryStore
 from sinks import Mirror
+from sinks.rows.sqlite import SqliteTable
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
-from tests.kit.change_records import INT, TEXT, Record, change_record
+from tests.kit.change_records import BIG, INT, TEXT, Record, change_record
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 from tests.sinks.rows.test_mirror import COLUMNS, FIELDS, NUMBER, PAIRS, Writer, delete, put, rows
@@ -258,3 +259,19 @@ def test_a_name_that_needs_more_than_a_record_says_is_a_bad_record(tmp_path: Any
     writer.commit(1, [put("people", 1, "ann")])
     with pytest.raises(BadRecordError, match="name raised IndexError"):
         writer.commit(2, [change_record("people", COLUMNS, "c", {"id": 1}, schema="")])
+
+
+def test_schemas_that_alternate_are_compared_with_the_table_once_each(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    compared = []
+    make = SqliteTable.make
+    monkeypatch.setattr(SqliteTable, "make", lambda self, *args: compared.append(self) or make(self, *args))  # type: ignore[func-returns-value]
+    kinds = [{"id": INT, "name": TEXT}, {"id": INT, "note": TEXT}, {"id": BIG, "name": TEXT}]
+    changes = [change_record("people", kinds[n % 3], "c", {"id": n, "name": "x", "note": "y"}) for n in range(30)]
+    writer = Writer(database)
+    writer.commit(1, changes)
+    assert len(compared) == 3
+    found = {n: tuple(more) for n, *more in rows(database, columns="id, name, note")}
+    assert found == {n: (None, "y") if n % 3 == 1 else ("x", None) for n in range(30)}
