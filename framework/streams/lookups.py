@@ -67,7 +67,8 @@ class _Held:
         self._bytes += bytes_in((answers,), {})
         if self._bytes > ANSWERS_BYTES_MAX and keys > 1:
             raise BatchTooLargeError(
-                f"{call}: the answers for the keys of a batch have more than {ANSWERS_BYTES_MAX:,} bytes, and all of them are held"
+                f"{call}: the answers for the keys of a batch have more than {ANSWERS_BYTES_MAX:,} bytes, and a task holds all of "
+                "them: take smaller batches, by batches(max_records=...)"
             )
 
 
