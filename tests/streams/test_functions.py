@@ -520,7 +520,7 @@ READERS: dict[str, tuple[Callable[[Stream], Stream], str]] = {
         *(("flat_map", text) for text in (GOOD, "[5]", "null", '"x"', DEEP)),
         *(("lookup", text) for text in ('{"n": 1, "more": 2}', "[1]", '"x"', DEEP)),
         *(("lookups", text) for text in ("5", "[]", "[5]")),
-        ("map_batches", '{"n": "x", "m": 2}'),
+        ("map_batches", '{"n": 1.5, "m": 2}'),
         ("time", "5"),
     ],
 )
