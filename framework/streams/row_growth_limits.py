@@ -24,8 +24,8 @@ from framework.errors import BadRecordError
 PART_BYTES = 16 << 20
 #: The most that one row may become.
 ROW_BYTES_MAX = 256 << 20
-#: So many rows, each of which a function makes of one, become a frame. Their bytes are measured then:
-#: to measure values in Python takes as long as the function.
+#: So many rows, each of which a function makes of one, become a frame. Only then are their bytes
+#: measured, because measuring values in Python takes as long as the function.
 ROWS_AT_A_TIME = 256
 #: So many rows that a function makes of one are taken to be as large as the first of them.
 FEW = 16
