@@ -70,7 +70,7 @@ def divided(
 def gathered(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     """The rows of small frames in frames of about ``PART_BYTES``."""
     held: list[pl.DataFrame] = []
-    size = 0
+    size = 0.0
     for each in frames:
         held.append(each)
         size += each.estimated_size()
