@@ -7,16 +7,19 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from framework.streams import lookups
 from framework.streams.ports import Target
 from framework.transactions import MemoryStore
-from ratchet import Json, Pipeline, Stream, count, max_, postgres, session, tumbling
+from ratchet import Json, Pipeline, Stream, count, max_, postgres, session, sqlite, tumbling
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -138,3 +141,21 @@ def test_the_search_for_a_refused_record_makes_no_record_of_another_partition_la
         results.append(found(topics, topic, postgres.dsn, TIMED[step], records_max=1_000))
     assert results[0] == results[1]
     assert len(results[0]) >= 20
+
+
+def test_records_whose_answers_are_too_large_together_are_planned_in_halves(
+    topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each key is answered with 10 kB, and one with more than a batch may have."""
+    monkeypatch.setattr(lookups, "ANSWERS_BYTES_MAX", 100_000)
+    topics.create(name)
+    topics.send(name, [json.dumps({"k": number}).encode() for number in range(60)])
+    shop = Pipeline(name)
+    rows = shop.read_kafka(name, value=Json(k=int), bootstrap_servers=topics.bootstrap_servers)
+    known = rows.lookup(lambda key: "x" * (200_000 if key == 7 else 10_000), on="k", text=str)
+    known.append_into(sqlite(tmp_path / "out.db", "out"), name="out")
+    with shop.submit({}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    with sqlite3.connect(tmp_path / "out.db") as connection:
+        sizes = dict(connection.execute("SELECT k, length(text) FROM out"))
+    assert sizes == {number: 200_000 if number == 7 else 10_000 for number in range(60)}
