@@ -103,7 +103,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         self.state = opaque(type(self).__name__, state)
         self.on, self.unit, self.partition = on, unit, tuple(partition)
         named = tuple(each.removeprefix(HIDDEN) for each in self.partition)
-        # of how many parts of its id a partition's name is made; None: its fields are no part of the id
+        # how many of the last parts of a plan's id name a partition; None: ids say nothing
         self._place = len(named) if named in (("topic", "partition"), ("partition",)) else None
         self._out_of_orderness = micros_of(out_of_orderness, "out_of_orderness")
         self._idle_after = micros_of(idle_after, "idle_after") if idle_after is not None else None
@@ -206,7 +206,10 @@ class WatermarkCommitter(ArrowBolt, Committer):
 
     def _named(self, partitions: Iterable[str]) -> list[str]:
         """The names by which the records of these partitions go, as far as they are known."""
-        return [] if self._place is None else ["/".join(each.split("/")[-self._place :]) for each in partitions]
+        if self._place is None:
+            return []
+        ids = [each.split("/")[-self._place :] for each in partitions]
+        return ["/".join(each) for each in ids if len(each) == self._place]
 
     def _told(self) -> _Clock:
         """The clock of the plan. When ``explain`` reads a part of a transaction, the clock may be

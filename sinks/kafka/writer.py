@@ -27,7 +27,7 @@ import atexit
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -364,12 +364,16 @@ class Writers:
         """A writer without transactions."""
         return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
 
-    def limits(self, settings: KafkaSettings, topic: str, *, fresh: bool = False) -> TopicLimits:
-        """The limits of a topic. Read once while they are used, and again if ``fresh``."""
+    def limits(self, settings: KafkaSettings, topic: str, *, fresh_for: Hashable = None) -> TopicLimits:
+        """The limits of a topic. Read once while they are used, and again if they were not read
+        for ``fresh_for``."""
         key = settings.fingerprint(), topic, "limits"
-        if fresh:
+        limits, read_for = self._get(key, lambda: (limits_of(settings, topic), fresh_for))
+        if fresh_for not in (None, read_for):
             self._kept.forget(key)
-        return self._get(key, lambda: limits_of(settings, topic))
+            limits, _ = self._get(key, lambda: (limits_of(settings, topic), fresh_for))
+        found: TopicLimits = limits
+        return found
 
     def catalog(self, settings: KafkaSettings) -> TopicCatalog:
         """The topics of the cluster."""

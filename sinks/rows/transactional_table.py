@@ -76,12 +76,16 @@ class HeldColumns:
     rounding: frozenset[str] = frozenset()
 
 
+#: Writes rows through a connection.
+WriteRows = Callable[[Any, pa.Table], None]
 #: Writes rows by a function that writes rows.
-WriteParts = Callable[[Any, pa.Table, Callable[[pa.Table], None]], None]
+WriteParts = Callable[[Any, pa.Table, WriteRows], None]
+#: The most rows that the database writes one by one.
+SINGLE_ROWS = 1_000
 
 
-def all_at_once(connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]) -> None:
-    write(rows)
+def all_at_once(connection: Any, rows: pa.Table, write: WriteRows) -> None:
+    write(connection, rows)
 
 
 class Members(Protocol):
@@ -265,7 +269,7 @@ class RowTable(TableDefinition):
                     if self._stamp is not None:
                         stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
                         rows = rows.append_column(self._stamp, stamp)
-                    parts(connection, rows, partial(self._load, connection, self._at(self._table)))
+                    parts(connection, rows, lambda via, part: self._load(via, self._at(self._table), part))
 
         self._accepted(write, on_refused)
 
@@ -288,7 +292,8 @@ class RowTable(TableDefinition):
 
     def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
         """Write all rows. If the database refuses some, and they may be left out, write the others
-        in a second sql_txn, whose savepoints find them by halving."""
+        in a second sql_txn, whose savepoints find them by halving. Where the database can write
+        rows one by one itself, it does that with parts that it has refused."""
         try:
             write(all_at_once)
             return
@@ -300,23 +305,30 @@ class RowTable(TableDefinition):
         for each in refused:
             on_refused(each)
 
-    def _in_parts(
-        self, refused: list[BadRecordError], connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]
-    ) -> None:
+    def _in_parts(self, refused: list[BadRecordError], connection: Any, rows: pa.Table, write: WriteRows) -> None:
         def saved(part: pa.Table) -> None:
             self._run(connection, "SAVEPOINT _ratchet_part")
             try:
                 with self._named_errors():
-                    write(part)
+                    write(connection, part)
             except BadRecordError:
                 self._run(connection, "ROLLBACK TO SAVEPOINT _ratchet_part")
                 self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
-                raise
+                singly = self._singly(connection, part, write) if 1 < part.num_rows <= SINGLE_ROWS else None
+                if singly is None:
+                    raise
+                refused.extend(singly)
+                return
             self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
 
         self._check_immediately(connection)
         for _ in accepted(rows, saved, refused.append):
             pass
+
+    def _singly(self, connection: Any, rows: pa.Table, write: WriteRows) -> Sequence[BadRecordError] | None:
+        """Let the database write rows one by one. Returns why it has refused some, which have no
+        effect. None, and nothing is written: it cannot do that."""
+        return None
 
     def _check_immediately(self, connection: Any) -> None:
         """Let the sql_txn check each statement against the constraints that it would check when it
@@ -367,8 +379,8 @@ class RowTable(TableDefinition):
         names = self._fit(connection)
         held = self._held(connection)
 
-        def write(rows: pa.Table) -> None:
-            self._apply(connection, rows, names, held, txid)
+        def write(via: Any, rows: pa.Table) -> None:
+            self._apply(via, rows, names, held, txid)
 
         for each in rounds:
             parts(connection, self._with_positions(connection, each), write)

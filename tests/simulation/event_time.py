@@ -233,8 +233,7 @@ class World:
         begun = frozenset(
             each
             for each in range(4)
-            if each in self.begun
-            and not self.strike("partition read to its end", 0.3)
+            if (each in self.begun and not self.strike("partition read to its end", 0.3))
             or self.strike("partition without event time", 0.03)
         )
         return Batch(rows, planned_at, self.strike("records left", 0.1), begun)
