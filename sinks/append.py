@@ -112,6 +112,13 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
             )
         return super().keep_for_commit()
 
+    def may_try_writes(self) -> bool:
+        return isinstance(self.table, RowTable)
+
+    def try_writes(self) -> None:
+        if self._attempt is not None and self._batches and isinstance(self.table, RowTable):
+            self.table.try_write(self._attempt, self._batches)
+
     def finish_batch(self) -> None:
         if self._attempt is None:
             return

@@ -326,7 +326,11 @@ class _Runner:
         same component, in the same attempt, with the same rows taken in. Its emitted rows have left
         the collector."""
         with self.guarded():
-            kept = self.bolt.keep_for_commit() if isinstance(self.bolt, Committer) else None
+            kept = None
+            if isinstance(self.bolt, Committer):
+                if self.task.header.tries_writes:
+                    self.bolt.try_writes()
+                kept = self.bolt.keep_for_commit()
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None

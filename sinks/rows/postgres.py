@@ -112,6 +112,12 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
     ) -> None:
         self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused))
 
+    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        self._within_limits("append", 1, partial(super().try_write, attempt, batches))
+
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+        self._within_limits("upsert", 1, partial(super().try_change, attempt, rounds))
+
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
     ) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -53,6 +53,7 @@ from sinks.rows.table_definition import (
 )
 from sinks.rows.values import is_nested, json_form, storable
 from sinks.sql.schema import header_values
+from sinks.sql.table_base import SqlRollBack
 
 #: Rows that a reader takes at a time.
 READ_ROWS = 10_000
@@ -262,16 +263,33 @@ class RowTable(TableDefinition):
     ) -> None:
         def write(parts: WriteParts) -> None:
             with self.committing(attempt) as (connection, first):
-                for page in pages_by_bytes(batches if first else (), LOADED_BYTES):
-                    rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
-                    if not rows.num_rows:
-                        continue
-                    if self._stamp is not None:
-                        stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
-                        rows = rows.append_column(self._stamp, stamp)
-                    parts(connection, rows, lambda via, part: self._load(via, self._at(self._table), part))
+                self._write_rows(connection, batches if first else (), attempt.txid, parts)
 
         self._accepted(write, on_refused)
+
+    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        """Do what ``write`` does, and undo it. Raises ``BadRecordError`` if the database refuses a
+        row."""
+        with self._undone() as connection:
+            self._write_rows(connection, batches, attempt.txid, all_at_once)
+
+    def _write_rows(self, connection: Any, batches: Iterable[pa.RecordBatch], txid: int, parts: WriteParts) -> None:
+        for page in pages_by_bytes(batches, LOADED_BYTES):
+            rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
+            if not rows.num_rows:
+                continue
+            if self._stamp is not None:
+                stamp = pa.chunked_array([pa.repeat(pa.scalar(txid, pa.int64()), rows.num_rows)])
+                rows = rows.append_column(self._stamp, stamp)
+            parts(connection, rows, lambda via, part: self._load(via, self._at(self._table), part))
+
+    @contextmanager
+    def _undone(self) -> Iterator[Any]:
+        """A sql_txn that is rolled back."""
+        with suppress(SqlRollBack), self._writing() as connection:
+            self._check_immediately(connection)
+            yield connection
+            raise SqlRollBack
 
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
@@ -289,6 +307,12 @@ class RowTable(TableDefinition):
                     self.apply(connection, map(self._storable, rounds), attempt.txid, parts)
 
         self._accepted(write, on_refused)
+
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` if the database refuses a
+        row."""
+        with self._undone() as connection:
+            self.apply(connection, map(self._storable, rounds), attempt.txid)
 
     def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
         """Write all rows. If the database refuses some, and they may be left out, write the others
