@@ -28,7 +28,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -342,6 +342,12 @@ def _digest(record: KafkaRecord) -> bytes:
     return hashlib.blake2b(repr(record).encode(), digest_size=16).digest()
 
 
+@dataclass(frozen=True)
+class _ReadLimits:
+    limits: TopicLimits
+    read_for: Hashable
+
+
 class Writers:
     """The writers of this process, so that their ids are not initialised for every batch, and what
     they know about topics."""
@@ -368,12 +374,11 @@ class Writers:
         """The limits of a topic. Read once while they are used, and again if they were not read
         for ``fresh_for``."""
         key = settings.fingerprint(), topic, "limits"
-        limits, read_for = self._get(key, lambda: (limits_of(settings, topic), fresh_for))
-        if fresh_for not in (None, read_for):
+        found = self._get(key, lambda: _ReadLimits(limits_of(settings, topic), fresh_for))
+        if fresh_for not in (None, found.read_for):
             self._kept.forget(key)
-            limits, _ = self._get(key, lambda: (limits_of(settings, topic), fresh_for))
-        found: TopicLimits = limits
-        return found
+            found = self._get(key, lambda: _ReadLimits(limits_of(settings, topic), fresh_for))
+        return found.limits
 
     def catalog(self, settings: KafkaSettings) -> TopicCatalog:
         """The topics of the cluster."""
