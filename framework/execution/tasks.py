@@ -252,6 +252,8 @@ class _Runner:
         report.received[edge.index] = report.received.get(edge.index, 0) + batch.num_rows
         with self.guarded():
             is_due = (edge.source, edge.stream) in self._due_inputs
+            if self._due_inputs and isinstance(bolt, Committer):
+                bolt._on_refused_due = self._leave_out if is_due else None
             if isinstance(bolt, ArrowBolt) and is_due and bolt.takes_batches_whole:
                 self._execute_in_parts(bolt, batch)
             elif isinstance(bolt, ArrowBolt):

@@ -403,6 +403,10 @@ class Committer:
         would write, and undo it. Raises ``BadRecordError`` if the store refuses a value; then
         probes find all records with such values (ADR 128)."""
 
+    #: Set before each ``execute`` of a component that takes rows that fall due by time, and others:
+    #: called for a row of this batch that is left out. None: no row of it may be.
+    _on_refused_due: OnRefused | None = None
+
     def keep_for_commit(self) -> bytes | None:
         """Called in the task after the last ``execute``. Return everything that ``finish_batch``
         needs besides the attributes that a new copy of the component has after ``prepare``. None,

@@ -108,9 +108,14 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             raise BadRecordError(f"{self.location}: {found[1]!r} has a NUL (0x00), which PostgreSQL does not store")
 
     def write(
-        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        batches: Iterable[pa.RecordBatch],
+        on_refused: OnRefused | None = None,
+        *,
+        due: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
-        self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused))
+        self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused, due=due))
 
     def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
         self._within_limits("append", 1, partial(super().try_write, attempt, batches))

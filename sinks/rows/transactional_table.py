@@ -259,11 +259,21 @@ class RowTable(TableDefinition):
         self._storable(pa.Table.from_batches([rows]))
 
     def write(
-        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        batches: Iterable[pa.RecordBatch],
+        on_refused: OnRefused | None = None,
+        *,
+        due: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
+        """``due``: more rows, which may be left out. None: all rows may be."""
+
         def write(parts: WriteParts) -> None:
             with self.committing(attempt) as (connection, first):
-                self._write_rows(connection, batches if first else (), attempt.txid, parts)
+                if not first:
+                    return
+                self._write_rows(connection, batches, attempt.txid, parts if due is None else all_at_once)
+                self._write_rows(connection, due or (), attempt.txid, parts)
 
         self._accepted(write, on_refused)
 

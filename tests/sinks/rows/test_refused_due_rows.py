@@ -28,6 +28,7 @@ from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed_committer import WindowedCommitter
 from sinks.table_join import TableJoiningCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.refusing import refused
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 
@@ -292,13 +293,40 @@ def test_windows_beside_records_are_left_out_of_a_bolt(policy: Any) -> None:
     assert report.right, report.lines()
 
 
+@pytest.mark.slow_for("mysql")
+def test_windows_beside_records_are_left_out_of_a_table(made: Database) -> None:
+    """Only the database refuses them. A record that it refuses is a bad record as ever."""
+    spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("merged", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder.set_bolt("closed", Counted()).global_grouping("windows")
+    builder.set_bolt("plain", OnlyShort("refused too")).global_grouping("orders")
+    sink = builder.set_bolt("sink", AppendCommitter(made.table("appended"), ["shop", "orders"]))
+    sink.global_grouping("closed").global_grouping("plain")
+    store = MemoryStore()
+    status = ended(builder.build(), store)
+    assert [*refused(store, "merged")] == [("0", 2)], "which no window has then"
+    assert status.left_out_rows == 2
+    records = [(shop, 1) for shop, _ in [*FIRST, *CLOSING] if not shop.startswith("refused")]
+    assert made.rows("appended", "shop, orders") == sorted([*records, *((shop, 1) for shop, _ in KEPT)])
+
+
 class OnlyShort(ArrowBolt):
-    """Shops with a short name, with one order each."""
+    """Shops with a short name, or of this name, with one order each."""
 
     deterministic = True
 
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+
     def execute_arrow(self, batch: pa.RecordBatch) -> Any:
-        batch = batch.filter(pc.less_equal(pc.utf8_length(batch.column("shop")), 5))
+        shops = batch.column("shop")
+        batch = batch.filter(pc.or_(pc.less_equal(pc.utf8_length(shops), 5), pc.equal(shops, self._name)))
         orders = pa.array([1] * batch.num_rows, pa.int64())
         yield pa.RecordBatch.from_arrays([batch.column("shop"), orders], names=["shop", "orders"])
 
