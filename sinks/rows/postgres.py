@@ -340,6 +340,11 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         wide = next(found, None)
         return None if wide == "bigint" and declared.bit_width < 32 else wide
 
+    def _is_of_row_alone(self, error: BaseException | None) -> bool:
+        """A value that its column, a check or an index does not take."""
+        state = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
+        return state.startswith(("22", "54")) or state in ("23502", "23514")
+
     def _named(self, error: psycopg.Error) -> Exception:
         if error.sqlstate == "P0001":  # a trigger refuses the row
             return BadRecordError(f"{self.location}: {error}; a trigger refuses this row")

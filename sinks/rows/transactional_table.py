@@ -278,10 +278,8 @@ class RowTable(TableDefinition):
         self._accepted(write, on_refused)
 
     def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        """Do what ``write`` does, and undo it. Raises ``BadRecordError`` if the database refuses a
-        row."""
-        with self._undone() as connection:
-            self._write_rows(connection, batches, attempt.txid, all_at_once)
+        """Do what ``write`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
+        self._tried(lambda connection: self._write_rows(connection, batches, attempt.txid, all_at_once))
 
     def _write_rows(self, connection: Any, batches: Iterable[pa.RecordBatch], txid: int, parts: WriteParts) -> None:
         for page in pages_by_bytes(batches, LOADED_BYTES):
@@ -293,13 +291,27 @@ class RowTable(TableDefinition):
                 rows = rows.append_column(self._stamp, stamp)
             parts(connection, rows, lambda via, part: self._load(via, self._at(self._table), part))
 
-    @contextmanager
-    def _undone(self) -> Iterator[Any]:
-        """A sql_txn that is rolled back."""
-        with suppress(SqlRollBack), self._writing() as connection:
-            self._check_immediately(connection)
-            yield connection
-            raise SqlRollBack
+    def _tried(self, write: Callable[[Any], None]) -> None:
+        """Write in a sql_txn that is rolled back. Raises ``BadRecordError`` for a row that the
+        database refuses whatever other rows there are. A part of a transaction lacks the others,
+        so a trigger, a foreign key or a value that must be unique would not tell."""
+        try:
+            with suppress(SqlRollBack), self._writing() as connection:
+                if not self._triggers(connection):
+                    write(connection)
+                raise SqlRollBack
+        except BadRecordError as error:
+            if self._is_of_row_alone(error.__cause__):
+                raise
+
+    @abstractmethod
+    def _triggers(self, connection: Any) -> list[str]:
+        """The names of the user's triggers that can change a row of the table while it is
+        written."""
+
+    @abstractmethod
+    def _is_of_row_alone(self, error: BaseException | None) -> bool:
+        """Whether an error of the database refuses a row whatever other rows there are."""
 
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
@@ -319,10 +331,8 @@ class RowTable(TableDefinition):
         self._accepted(write, on_refused)
 
     def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
-        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` if the database refuses a
-        row."""
-        with self._undone() as connection:
-            self.apply(connection, map(self._storable, rounds), attempt.txid)
+        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
+        self._tried(lambda connection: self.apply(connection, map(self._storable, rounds), attempt.txid))
 
     def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
         """Write all rows. If the database refuses some, and they may be left out, write the others

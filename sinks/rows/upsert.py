@@ -187,7 +187,8 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
         return table
 
     def may_try_writes(self) -> bool:
-        return True
+        """Not if a row keeps values of the one before it, which may be of the same batch."""
+        return not self._changes.ignore_nulls and not self._unavailable
 
     def try_writes(self) -> None:
         rounds = rounds_of(self._batches, self._changes)
