@@ -119,6 +119,8 @@ class SessionCommitter(AggregatingCommitter):
     def _taken(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
         """What the transaction's records change, without the keys whose sums leave their type if
         they may be left out; otherwise raises ``BadRecordError``."""
+        if self._on_refused is None:
+            return self._changed(folded, watermark)
         by_key: dict[Key, dict[Key, Folded]] = {}
         for key, each in folded.items():
             by_key.setdefault(key[:-1], {})[key] = each
