@@ -335,9 +335,9 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
 
 
 def _due_inputs(topology: Graph, component: Component) -> frozenset[tuple[str, str]]:
-    """The streams above a component below committers all rows of which fall due by time. None if
-    rows that it refuses may not be left out: neither its own ``on_bad_record`` says so, nor that of
-    every stream of the spout above."""
+    """The streams above a component below committers all rows of which fall due by time. Empty
+    if rows that it refuses may not be left out: neither its own ``on_bad_record`` says so, nor that
+    of every stream of the spout above."""
     due = [(each.component_id, each.stream) for each in component.subscriptions if _falls_due(topology, each)]
     return frozenset(due) if due and _may_leave_out(topology, component) else frozenset()
 
