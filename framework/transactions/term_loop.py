@@ -494,12 +494,11 @@ def _trying_writes(topology: Topology) -> frozenset[str]:
     """The committers that can try their writes. Those below other committers get their rows too
     late for that."""
     committers = {each.id for each in topology.components if isinstance(each.instance, Committer)}
+    bolts: dict[str, Any] = {each.id: each.instance for each in topology.components}
     return frozenset(
-        each.id
-        for each in topology.components
-        if isinstance(each.instance, Committer)
-        and each.instance.may_try_writes()
-        and committers.isdisjoint(above.id for above in upstream_of(topology, each.id))
+        each
+        for each in committers
+        if bolts[each].may_try_writes() and committers.isdisjoint(above.id for above in upstream_of(topology, each))
     )
 
 

@@ -258,18 +258,20 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
     ) -> None:
-        self._add_columns(rounds)
+        self._add_columns_for(rounds)
         super().change(attempt, rounds, on_refused)
 
     def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
-        self._add_columns(rounds)
+        self._add_columns_for(rounds)
         super().try_change(attempt, rounds)
 
-    def _add_columns(self, rounds: Iterable[pa.Table]) -> None:
+    def _add_columns_for(self, rounds: Iterable[pa.Table]) -> None:
+        if self._by_key().on_new_column == "add" and any(each.num_rows for each in rounds):
+            self._add_columns()
+
+    def _add_columns(self) -> None:
         """Add what the table lacks before the sql_txn that writes it. A crash in between leaves an
         empty column here or there."""
-        if self._by_key().on_new_column != "add" or not any(each.num_rows for each in rounds):
-            return
         with self._reading() as connection:
             self._fit(connection)
             if not self.keeps_all(connection):
