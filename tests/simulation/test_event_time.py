@@ -36,6 +36,7 @@ def test_every_transaction_sends_what_its_records_say(seed: int) -> None:
         "other tasks",
         "late record",
         "silent partition",
+        "partition without event time",
     } <= set(struck)
 
 
@@ -120,6 +121,11 @@ def records_left_unread_make_partitions_idle(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def partitions_without_event_time_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    after = EventClock.after
+    patch.setattr(EventClock, "after", lambda self, *given, **options: after(self, *given, **{**options, "begun": ()}))
+
+
 def a_session_ends_with_each_part(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions, "ends", lambda pane, following: True)
 
@@ -175,6 +181,7 @@ MUTATIONS: list[Patch] = [
     closed_before_the_last_record,
     every_task_writes_what_is_due,
     records_left_unread_make_partitions_idle,
+    partitions_without_event_time_are_not_waited_for,
     a_session_ends_with_each_part,
     a_late_session_touches_none,
     partners_in_one_bucket_only,

@@ -87,6 +87,7 @@ def found(
         value=Json(k=str, v=int, at=datetime.datetime),
         bootstrap_servers=topics.bootstrap_servers,
         on_bad_record="skip",
+        bad_record_share_max=None,
     )
     table = f"{states}_found"[-60:]
     made = make(rows, postgres(dsn, table))
@@ -119,6 +120,26 @@ def test_records_that_a_state_cannot_keep_change_nothing_for_others(
         topics.create(f"{name}-{suffix}")
         topics.send(f"{name}-{suffix}", [json.dumps(each).encode() for each in records])
         results.append(found(topics, f"{name}-{suffix}", postgres.dsn, make))
+    assert results[0] == results[1]
+    assert len(results[0]) >= 3
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(each, marks=pytest.mark.slow) if each != "windows" else each for each in TIMED]
+)
+def test_a_partition_that_begins_with_undecodable_records_makes_no_record_late(
+    topics: Topics, name: str, postgres: Any, step: str
+) -> None:
+    """The watermark waits while the batches of a backlog have only bad records of a partition."""
+    results = []
+    for suffix, undecodable in (("good", []), ("mixed", [b"{"] * 60)):
+        topic = topics.create(f"{name}-{suffix}", 2)
+        for number in (0, 1):
+            times = (START + datetime.timedelta(minutes=minute, seconds=number) for minute in range(30))
+            records = [{"k": "x", "v": 2 * at.minute + number, "at": at.isoformat()} for at in times]
+            begins = undecodable if number == 1 else []
+            topics.send(topic, [*begins, *(json.dumps(each).encode() for each in records)], number)
+        results.append(found(topics, topic, postgres.dsn, TIMED[step], records_max=10))
     assert results[0] == results[1]
     assert len(results[0]) >= 3
 
