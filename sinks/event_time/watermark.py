@@ -139,7 +139,8 @@ class WatermarkCommitter(ArrowBolt, Committer):
             return None
         clock = EventClock.of_document(json.loads(found[1]))
         watermark = clock.watermark if clock.watermark != NEVER else None
-        return EventTime(watermark, clock.held_up_by(self._idle_after))
+        newest = max((each.newest for each in clock.partitions.values()), default=None)
+        return EventTime(watermark, clock.held_up_by(self._idle_after), newest)
 
     # --- in tasks ---------------------------------------------------------------------------------
 
