@@ -17,6 +17,7 @@ from framework.inspect.explain import Explanation, explain
 from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.replay import plan_to_replay, replay
 from framework.inspect.verify import verify
+from framework.operators.watermarks import LATE_STREAM
 from framework.transactions import MemoryStore, documents
 from framework.transactions.documents import read_incarnation
 from framework.transactions.history_archive import Copying
@@ -39,7 +40,8 @@ class Shop:
         rows = {part: [[f"s{at % 3}", part, at * 7] for at in range(60)] for part in range(2)}
         self.spout = OpaqueMemoryTransactionalSpout(rows, ROW, 10)
 
-    def topology(self) -> Topology:
+    def topology(self, *, late: bool = False) -> Topology:
+        """``late``: the sink has the late records, too."""
         builder = TransactionalTopologyBuilder("shop", "orders", self.spout, 2)
         watermark = WatermarkCommitter(
             OpaqueMapState(SqliteBackend(self.path, "clock")), "at", partition=["source"], idle_after="1 h"
@@ -58,11 +60,13 @@ class Shop:
             ["shop", "window_end"],
             {"times": Count(), "orders": Sum("orders")},
         )
-        builder.set_bolt("sent", sent, 2).fields_grouping("windows", Fields("shop"))
+        subscribed = builder.set_bolt("sent", sent, 2).fields_grouping("windows", Fields("shop"))
+        if late:
+            subscribed.fields_grouping("windows", Fields("shop"), LATE_STREAM)
         return builder.build()
 
-    def run(self) -> Topology:
-        topology = self.topology()
+    def run(self, *, late: bool = False) -> Topology:
+        topology = self.topology(late=late)
         executor = LocalExecutor(plan_execution(topology), {})
         with submit(topology, {}, store=self.store, executor=executor) as run:
             run.wait_until_caught_up(PATIENCE_S)
@@ -127,6 +131,13 @@ def test_explain_names_the_records_that_were_late_for_a_window(shop: Shop) -> No
     }  # fmt: skip
     assert (record["time"], record["partition"]) == (7 * SECOND, "0")
     assert record["rows"] == [{"shop": "s0", "source": 0, "at": 7}]
+
+
+def test_a_late_record_that_a_state_takes_is_a_change_of_it(shop: Shop) -> None:
+    shop.spout = OpaqueMemoryTransactionalSpout({0: [["s0", 0, 5], ["s0", 0, 130], ["s0", 0, 7]]}, ROW, 2)
+    topology = shop.run(late=True)
+    found = explain(topology, shop.store, state="sent", key='["s0", "1970-01-01T00:01:00Z"]')
+    assert [step.txid for step in found.steps] == [1, 2] and not found.late
 
 
 @pytest.mark.parametrize("part", ["windows", "sessions", "first", "pairs", "valued", "timers"])
