@@ -406,6 +406,9 @@ class MapState(KeyedState, RebuildableState):
     def key_of(self, text: str) -> Key:
         return self._key(key_values(text, self.backend.fields[0], self.location))
 
+    def key_columns(self) -> Sequence[str]:
+        return list(self.backend.fields[0])
+
     def by_column(self, value: Value | None) -> Mapping[str, Any] | None:
         return dict(zip(self.backend.fields[1], value, strict=True)) if value is not None else None
 

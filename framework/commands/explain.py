@@ -17,7 +17,6 @@ from framework.inspect.explain import Cause, Explanation, Step, explain
 from framework.inspect.full_recomputation import Unverifiable
 from framework.observe import configure_logging
 from framework.topology import SourceRecord
-from framework.topology.inspectable import EventTime
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -85,6 +84,15 @@ def _lines(found: Explanation) -> Iterator[str]:
             yield "    and more records"
     if not found.steps:
         yield "  nothing has changed it"
+    if found.late_count > len(found.late):
+        yield f"  {found.late_count - len(found.late):,} transactions with late records before these"
+    for late in found.late:
+        yield (
+            f"  transaction {late.txid}: late for bolt {late.component_id!r}, whose watermark was {_moment_of(late.watermark)}"
+        )
+        yield from (f"    time {_moment_of(each.at)}, {_cause(each.cause)}" for each in late.records)
+        if late.has_more:
+            yield "    and more records"
     yield _verdict(found)
     arithmetic = "arithmetic of its own" if found.is_independent else "its committers and states"
     yield (
@@ -117,11 +125,12 @@ def _time(step: Step) -> Iterator[str]:
     after = step.time_after
     if after is not None and after.watermark is not None:
         held_up = f", held up by partition {after.held_up_by!r}" if after.held_up_by else ""
-        yield f"the watermark went from {_watermark(step.time_before)} to {_watermark(after)}{held_up}"
+        before = step.time_before.watermark if step.time_before is not None else None
+        yield f"the watermark went from {_moment_of(before)} to {_moment_of(after.watermark)}{held_up}"
 
 
-def _watermark(time: EventTime | None) -> str:
-    return _moment(time.watermark / 1_000_000) if time is not None and time.watermark is not None else "nothing"
+def _moment_of(micros: int | None) -> str:
+    return _moment(micros / 1_000_000) if micros is not None else "nothing"
 
 
 def _moment(at: float) -> str:
@@ -182,6 +191,18 @@ def _document(found: Explanation) -> dict[str, Any]:
                 "held_up_by": step.time_after.held_up_by if step.time_after else None,
             }
             for step in found.steps
+        ],
+        "late_transactions": found.late_count,
+        "late": [
+            {
+                "component": late.component_id,
+                "stream": late.stream,
+                "txid": late.txid,
+                "watermark": late.watermark,
+                "records": [{"time": each.at, **_cause_document(each.cause)} for each in late.records],
+                "more": late.has_more,
+            }
+            for late in found.late
         ],
         "held": found.held,
         "computed": found.computed,

@@ -4,10 +4,14 @@ The topology is recomputed for one state (``recompute``), with the rows of that 
 committer allows it. So the whole table is never held. For the last changes, the records are found,
 too: the ranges of a batch are halved for as long as one half alone still changes the key. A record
 counts as one that did it if the key is written when nothing but this record is processed.
+
+Records that were late for the key changed nothing. The transactions that had any are seen when the
+topology is recomputed. Their records are found in the same way, by a copy that treats all as late.
 """
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import tempfile
 import time
@@ -15,19 +19,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from framework.errors import ConfigError, RetryableError
 from framework.inspect.comparison import hold
 from framework.inspect.full_recomputation import Batch, Recomputation
+from framework.inspect.late_rows import LateRows, Row, clocks_in, lowest
 from framework.inspect.narrowing import narrow, with_records
 from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
 from framework.inspect.state_by_name import state_named
 from framework.observe.journal import AttemptRecord, TransactionRecord
+from framework.operators.timestamps import micros_since_epoch
 from framework.topology import Component, Difference, KeyedState, SourceRecord, Topology, ValueType
-from framework.topology.inspectable import EventTime, NarrowedBolt, TimedBolt
+from framework.topology.canonical_form import comparable
+from framework.topology.inspectable import EventTime, NarrowedBolt
 from framework.topology.spouts import Meta
 from framework.transactions import CoordinationStore
 from framework.transactions.documents import committed_or_refused, read_joined
@@ -81,10 +87,36 @@ class Step:
         return self.recorded.attempts[-1] if self.recorded is not None and self.recorded.attempts else None
 
 
+@dataclass(frozen=True, slots=True)
+class LateRecord:
+    """A record that was late. ``at``: its event time, in microseconds since 1970."""
+
+    cause: Cause
+    at: int | None
+
+
+@dataclass(slots=True)
+class Late:
+    """Records of the key that were late in a transaction, for the committer ``component_id``.
+    ``watermark``: before the transaction, in microseconds since 1970. ``rows``: those that the
+    committer sent to ``stream``. ``has_more``: whether there are more records than those shown."""
+
+    component_id: str
+    stream: str
+    txid: int
+    watermark: int | None
+    _: KW_ONLY
+    plan: Plan
+    rows: Sequence[Row]
+    records: list[LateRecord] = field(default_factory=list)
+    has_more: bool = False
+
+
 @dataclass(slots=True)
 class Explanation:
     """``since_txid``: the transaction that the recomputation began with; above 1, what came before
     it is not in the values. ``steps``: the last changes, oldest first; ``step_count`` counts all.
+    ``late``: the last transactions with late records; ``late_count`` counts all.
     ``held``: what the sink holds as of ``txid``. ``agrees``: whether that is what the source gives;
     None where it cannot be said. ``is_independent``: whether it was computed by code that the sink
     does not share. ``records``, ``batches``, ``seconds``: what it took."""
@@ -98,6 +130,8 @@ class Explanation:
     txid: int = 0
     steps: list[Step] = field(default_factory=list)
     step_count: int = 0
+    late: list[Late] = field(default_factory=list)
+    late_count: int = 0
     held: Mapping[str, Any] | None = None
     computed: Mapping[str, Any] | None = None
     agrees: bool | None = None
@@ -156,22 +190,28 @@ class _Inquiry:
         steps: deque[Step] = deque(maxlen=last)
         found = Explanation(self._topology.id, self._component.id, self._state.location, self._key)
         shadow, copied = self._shadow("run")
+        rows = LateRows(shadow)
+        late: deque[Late] = deque(maxlen=last)
         value: list[Any] = [None]
-        instances: list[object] = [each.instance for each in shadow.components]
-        clocks = [each for each in instances if isinstance(each, TimedBolt)]
+        clocks = clocks_in(shadow.components)
         times: list[EventTime | None] = [None, None]
 
         def seen(batch: Batch) -> None:
             before, value[0] = value[0], copied.recomputed(self._key)
-            times[:] = times[1], _lowest([each.event_time() for each in clocks])
+            times[:] = times[1], lowest([each.event_time() for each in clocks])
             if copied.written(self._key, batch.number):
                 found.step_count += 1
                 values = map(self._state.by_column, (before, value[0]))
                 step = Step(batch.first_txid, batch.txid, *values, plan=batch.plan)
                 step.time_before, step.time_after = times
                 steps.append(step)
+            for component_id, stream, watermark, its in rows.taken():
+                own = [row for row in its if self._is_for(rows[component_id].late_for(row))]
+                if own:
+                    found.late_count += 1
+                    late.append(Late(component_id, stream, batch.txid, watermark, plan=batch.plan, rows=own))
 
-        with self._recomputation(shadow, seen) as copy:
+        with self._recomputation(rows.shadow, seen, rows) as copy:
             if recorded_only:
                 found.since_txid = copy.skip_to_records()
             copy.advance(committed)
@@ -179,14 +219,26 @@ class _Inquiry:
             found.computed = self._state.by_column(value[0])
             found.records, found.batches = copy.records, copy.batches
         found.is_independent = type(copied) is not type(self._state)
-        found.steps = list(steps)
+        found.steps, found.late = list(steps), list(late)
         if causes_max and steps:
             self._find_causes(found, causes_max)
+        if causes_max and late:
+            self._find_late(found, causes_max)
         found.seconds = time.monotonic() - began_s
         return found
 
-    def _recomputation(self, shadow: Topology, seen: Callable[[Batch], None] | None = None) -> Recomputation:
-        return Recomputation(self._topology, self._store, self._conf, shadow=shadow, seen=seen, archive=self._archive)
+    def _recomputation(
+        self, shadow: Topology, seen: Callable[[Batch], None] | None = None, rows: LateRows | None = None
+    ) -> Recomputation:
+        return Recomputation(
+            self._topology, self._store, self._conf, shadow=shadow, seen=seen, archive=self._archive, watcher=rows
+        )
+
+    def _is_for(self, late_for: Row) -> bool:
+        """Whether what was late for this was late for the key, as far as both have the columns."""
+        key = zip(self._state.key_columns(), self._key, strict=False)
+        pairs = [(value, late_for[name]) for name, value in key if name in late_for]
+        return bool(pairs) and all(_plain(one) == _plain(other) for one, other in pairs)
 
     def _compare(self, found: Explanation, copy: Recomputation, copied: KeyedState) -> None:
         """Compare with what the sink holds. It may have moved on meanwhile: then follow it."""
@@ -207,14 +259,26 @@ class _Inquiry:
     def _find_causes(self, found: Explanation, causes_max: int) -> None:
         shadow, copied = self._shadow("causes")
         with self._recomputation(shadow) as copy:
-            search = _Search(copy, copied, self._key)
+            search = _Search(copy, partial(copied.written, self._key))
             records = TransactionRecords(self._store, self._topology.id, self._archive)
             for step in found.steps:
                 if step.first_txid == step.txid:
                     step.recorded = records.read(step.txid)
-                causes = list(itertools.islice(search.smallest(step.plan), causes_max + 1))
-                step.has_more = len(causes) > causes_max
-                step.causes = [self._shown(copy, *each) for each in causes[:causes_max]]
+                causes, step.has_more = search.first(step.plan, causes_max)
+                step.causes = [self._shown(copy, *each) for each in causes]
+            found.records, found.batches = found.records + copy.records, found.batches + copy.batches
+
+    def _find_late(self, found: Explanation, records_max: int) -> None:
+        shadow, _ = self._shadow("late")
+        rows = LateRows(shadow)
+        rows.make_all_late()
+        with self._recomputation(rows.shadow, rows=rows) as copy:
+            for late in found.late:
+                search = _Search(copy, partial(rows.has, late.component_id, late.stream, late.rows))
+                causes, late.has_more = search.first(late.plan, records_max)
+                for each in causes:
+                    search.shown_by(*each)
+                    late.records.append(LateRecord(self._shown(copy, *each), rows.newest_of(late.component_id)))
             found.records, found.batches = found.records + copy.records, found.batches + copy.batches
 
     def _shown(self, copy: Recomputation, partition: str, meta: Meta) -> Cause:
@@ -242,33 +306,38 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Search:
-    """Finds the smallest ranges of a batch that still write the key, each processed alone."""
+    """Finds the smallest ranges of a batch that still show something, each processed alone.
+    ``shows``: whether this batch of the copy does."""
 
     copy: Recomputation
-    state: KeyedState
-    key: Key
+    shows: Callable[[int], bool]
+
+    def first(self, plan: Plan, most: int) -> tuple[list[tuple[str, Meta]], bool]:
+        """The first of the smallest ranges, and whether there are more."""
+        found = list(itertools.islice(self.smallest(plan), most + 1))
+        return found[:most], len(found) > most
 
     def smallest(self, plan: Plan) -> Iterator[tuple[str, Meta]]:
         found = False
         ranges = with_records(self.copy.planner, plan)
         for partition, meta in ranges.items():
-            if len(ranges) == 1 or self._writes(partition, meta):
+            if len(ranges) == 1 or self.shown_by(partition, meta):
                 found = True
-                shows = partial(self._writes, partition)
+                shows = partial(self.shown_by, partition)
                 yield from ((partition, each) for each in narrow(self.copy.planner, partition, meta, shows))
         if not found:  # it needs records of several partitions
             yield from ranges.items()
 
-    def _writes(self, partition: str, meta: Meta) -> bool:
-        """Whether the key is written when nothing but this range is processed."""
+    def shown_by(self, partition: str, meta: Meta) -> bool:
+        """Whether it shows when nothing but this range is processed."""
         self.copy.empty()
-        return self.state.written(self.key, self.copy.recompute({partition: meta}))
+        return self.shows(self.copy.recompute({partition: meta}))
 
 
-def _lowest(times: Sequence[EventTime | None]) -> EventTime | None:
-    """The event time of a state that goes by several watermarks; None before all have begun."""
-    begun = [(each.watermark, each) for each in times if each is not None and each.watermark is not None]
-    return min(begun, key=itemgetter(0))[1] if begun and len(begun) == len(times) else None
+def _plain(value: Any) -> Any:
+    """A part of a key, which a state may hold as a time, and another one as a number."""
+    is_moment = isinstance(value, datetime.datetime) and value.tzinfo is not None
+    return micros_since_epoch(value) if is_moment else comparable(value)
 
 
 def _keyed(component: Component, number: int) -> KeyedState:

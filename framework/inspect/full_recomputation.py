@@ -21,6 +21,7 @@ from typing import Any, Self
 from framework.coordination.store import CoordinationStore
 from framework.errors import ConfigError, DataLossError, RatchetError, RetryableError
 from framework.execution import FailureKind
+from framework.execution.ports import TaskWatcher
 from framework.inspect.narrowing import cut
 from framework.inspect.sandbox import Sandbox
 from framework.observe.journal import RECORDS_MAX
@@ -56,8 +57,9 @@ class Batch:
 
 class Recomputation:
     """``shadow``: the copy, of ``topology`` or of a part of it, made by ``shadow_of``. ``seen`` is
-    called after each batch. ``archive``: the table of records, where the topology has one. Used by
-    one thread, as a context manager, which closes the states of the copy.
+    called after each batch. ``archive``: the table of records, where the topology has one.
+    ``watcher``: observes the tasks of the copy. Used by one thread, as a context manager, which
+    closes the states of the copy.
     ``txid``: up to where it has come. ``is_recorded``: whether all batches so far were the recorded
     ones. ``records``: how many were read; those of a spout that does not count are missing."""
 
@@ -70,11 +72,12 @@ class Recomputation:
         shadow: Topology,
         seen: Callable[[Batch], None] | None = None,
         archive: HistoryTarget | None = None,
+        watcher: TaskWatcher | None = None,
         epoch: int = 1,
     ) -> None:
         self._topology, self._store, self._shadow, self._seen = topology, store, shadow, seen
         self._history = TransactionRecords(store, topology.id, archive)
-        self._sandbox = Sandbox(topology, shadow, conf, epoch=epoch)
+        self._sandbox = Sandbox(topology, shadow, conf, watcher=watcher, epoch=epoch)
         self.planner = self._sandbox.planner
         self._epoch = epoch
         self._plan: Plan = {}

@@ -163,8 +163,8 @@ class Sandbox:
         return result.failure
 
 
-class _End(ArrowBolt):
-    """Takes the rows of a component that is left out, and does nothing."""
+class End(ArrowBolt):
+    """Takes rows, and does nothing."""
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         return None
@@ -174,7 +174,7 @@ def with_ends(shadow: Topology, left_out: Iterable[LeftOut]) -> Topology:
     """The shadow with an end for each component that is left out, so that its rows can be seen."""
     kept = {each.id for each in shadow.components}
     ends = [
-        replace(each.component, instance=_End(), factory=None, committer=False, streams={}, subscriptions=taken)
+        replace(each.component, instance=End(), factory=None, committer=False, streams={}, subscriptions=taken)
         for each in left_out
         if (taken := tuple(sub for sub in each.component.subscriptions if sub.component_id in kept))
     ]

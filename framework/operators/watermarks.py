@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from framework.durations import Duration
+from framework.errors import ConfigError
 
 #: The stream of tuples that arrive after their window has closed.
 LATE_STREAM = "late"
@@ -36,6 +37,14 @@ def is_idle(seen_at: int, now: int, idle_after: int | None) -> bool:
     """Whether a source whose last row arrived at ``seen_at`` no longer delays the watermark.
     ``idle_after``: None: it always does."""
     return idle_after is not None and now - seen_at >= idle_after
+
+
+def check_advance(advance_when_idle: object, idle_after: Duration | None) -> None:
+    """Raise ``ConfigError`` for an ``advance_when_idle`` that can have no effect."""
+    if not isinstance(advance_when_idle, bool):
+        raise ConfigError(f"advance_when_idle is {advance_when_idle!r}: give True or False")
+    if advance_when_idle and idle_after is None:
+        raise ConfigError("advance_when_idle needs idle_after: without it, no partition is idle")
 
 
 def slowest(sources: Iterable[tuple[int, int]], now: int, idle_after: int | None, *, advance_when_idle: bool) -> int:

@@ -309,6 +309,8 @@ class Pipeline(TopologyMaker):
             bolt = self.stateful_steps(call).watermark(f"{name}-watermark", on, partition, bounds)
         except ConfigError as error:
             raise call.mistake(error) from None
+        if bounds.advance_when_idle:
+            self._settings["topology.spout.emit.empty.batches"] = True
         return self.place(
             Placed(
                 id=f"{name}-watermark",
@@ -328,8 +330,8 @@ class Pipeline(TopologyMaker):
         closed them, which passes the end of a window in the transaction that sends it."""
         if bounds.micros() != WatermarkBounds().micros():
             raise call.mistake(
-                f"closed windows are never late: leave late, max_ahead and idle_after out, and give them where {closed.call} "
-                "puts rows into windows"
+                "closed windows are never late: leave late, max_ahead, idle_after and advance_when_idle out, and give them "
+                f"where {closed.call} puts rows into windows"
             )
 
     def _hidden_inputs(self, placed: Placed) -> list[Input]:

@@ -454,6 +454,7 @@ class Stream:
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
+        advance_when_idle: bool = False,
     ) -> Stream:
         """Put each row into the windows that its time ``on`` belongs to; by default, that is the
         timestamp of its record in the topic. They become columns, ``window_start`` and
@@ -467,7 +468,9 @@ class Stream:
 
         ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
         its transaction is a bad record. ``idle_after``: a partition without rows for this long no
-        longer holds windows open; None: it always does."""
+        longer holds windows open; None: it always does. ``advance_when_idle``: while all partitions
+        are idle, event time advances with the clock, by transactions without rows
+        (``topology.spout.emit.empty.batches``)."""
         call = called("window", windows, **without_none(on=on))
         if not isinstance(windows, EventWindows | Sessions):
             raise call.mistake(
@@ -479,7 +482,7 @@ class Stream:
         kind = field_of(rows.schema, on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
-        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
+        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         taken = next((name for name in (WINDOW_START, WINDOW_END) if name in rows.schema.names), None)
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
@@ -546,19 +549,20 @@ class Stream:
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
+        advance_when_idle: bool = False,
         parallelism: int = 1,
     ) -> Stream:
         """The first row of each key. A later one is dropped when its time ``on``, by default the
         timestamp of its record in the topic, is less than ``within`` after that.
         ``late``: how far a row may be behind the newest one of its partition; rows that are later
-        are dropped. ``max_ahead``, ``idle_after``: as of ``window``. ``name``: the id, which the
-        state follows."""
+        are dropped. ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of ``window``.
+        ``name``: the id, which the state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
         on = self._time(call, on)
         _check_time(call, on, self.schema)
-        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
+        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         steps = self._pipeline.stateful_steps(call)
         bolt = self._bolt(call, lambda: steps.first_rows(name, keys, on, within))
         watermarks = self._pipeline.watermarks(call, name, self._node, on=on, bounds=bounds)
@@ -585,6 +589,7 @@ class Stream:
         late: Duration = 0,
         max_ahead: Duration = MAX_AHEAD,
         idle_after: Duration | None = None,
+        advance_when_idle: bool = False,
         parallelism: int = 1,
     ) -> Stream:
         """With a stream, pairs of rows with the same key whose times are no further apart than
@@ -604,11 +609,12 @@ class Stream:
         ``how``: a row of an outer side that has found no other comes
         once, with nulls, when the watermark has passed the bound. ``late``: how far a row may be
         behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
-        ``idle_after``: as of ``window``. A column that both streams have is called ``<name>_right``
-        where it is the other's. ``name``: the id, which the state follows."""
+        ``idle_after``, ``advance_when_idle``: as of ``window``. A column that both streams have is
+        called ``<name>_right`` where it is the other's. ``name``: the id, which the state
+        follows."""
         call = called("join", **without_none(on=on, within=within, name=name))
         keys = (on,) if isinstance(on, str) else tuple(on)
-        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
+        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         table = other if isinstance(other, NewestTable) else None
         pair = (times, times) if isinstance(times, str) else times
         if pair is None and within is not None:
@@ -659,7 +665,8 @@ class Stream:
         if table is not None and pair is None:
             if bounds != WatermarkBounds():
                 raise call.mistake(
-                    "without times= and within= there is no time to compare: leave late, max_ahead and idle_after out"
+                    "without times= and within= there is no time to compare: leave late, max_ahead, idle_after and "
+                    "advance_when_idle out"
                 )
             table.check_tombstones()
             table_keys = [names[each] for each in table.tombstone_keys()]

@@ -7,28 +7,33 @@ from dataclasses import dataclass
 from framework.call_site import Call
 from framework.durations import Duration, micros_of
 from framework.errors import ConfigError
-from framework.operators.watermarks import MAX_AHEAD
+from framework.operators.watermarks import MAX_AHEAD, check_advance
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkBounds:
     """``late``: how far a row may be behind the newest one of its partition. ``max_ahead``: a row
     that is further beyond the planning time is bad. ``idle_after``: a partition without rows for
-    this long does not delay the watermark; None: it always does."""
+    this long does not delay the watermark; None: it always does. ``advance_when_idle``: while all
+    partitions are idle, the watermark advances with the planning times."""
 
     late: Duration = 0
     max_ahead: Duration = MAX_AHEAD
     idle_after: Duration | None = None
+    advance_when_idle: bool = False
 
     def checked(self, call: Call) -> WatermarkBounds:
-        """These bounds. Raises ``TopologyError`` for one that is no length of time."""
+        """These bounds. Raises ``TopologyError`` as ``micros``."""
         try:
             self.micros()
         except ConfigError as error:
             raise call.mistake(error) from None
         return self
 
-    def micros(self) -> tuple[int, int, int | None]:
-        """The bounds in microseconds. Raises ``ConfigError`` for one that is no length of time."""
+    def micros(self) -> tuple[int, int, int | None, bool]:
+        """The bounds, those of time in microseconds. Raises ``ConfigError`` for one that is no
+        length of time, and for an ``advance_when_idle`` that has no effect."""
+        check_advance(self.advance_when_idle, self.idle_after)
         idle_after = micros_of(self.idle_after, "idle_after") if self.idle_after is not None else None
-        return micros_of(self.late, "late"), micros_of(self.max_ahead, "max_ahead"), idle_after
+        late, max_ahead = micros_of(self.late, "late"), micros_of(self.max_ahead, "max_ahead")
+        return late, max_ahead, idle_after, self.advance_when_idle

@@ -67,10 +67,12 @@ class Change:
 class EventTime:
     """The event time of a topology. ``watermark``: microseconds since 1970; None: it has not begun.
     ``held_up_by``: the source partition that is furthest behind among those that count, by its
-    fields; None: none counts."""
+    fields; None: none counts. ``newest``: the newest event time of a record, in microseconds; None:
+    it has not begun."""
 
     watermark: int | None
     held_up_by: str | None
+    newest: int | None
 
 
 @runtime_checkable
@@ -79,6 +81,23 @@ class TimedBolt(Protocol):
 
     def event_time(self) -> EventTime | None:
         """The event time as of the last transaction; None before the first one."""
+
+
+@runtime_checkable
+class LateBolt(Protocol):
+    """A committer that sends late records to streams of their own. A row of these may represent
+    several records."""
+
+    late_streams: frozenset[str]
+
+    def late_for(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The columns of a late row that say for which result it was late."""
+
+    def is_late_with(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Whether the records of a late row are among those of another one."""
+
+    def make_all_late(self) -> None:
+        """Called by ``explain``, on the driver, on a copy of the bolt: all records are late."""
 
 
 class InspectableState(FencedState):
@@ -168,6 +187,10 @@ class KeyedState(InspectableState):
     def key_of(self, text: str) -> tuple[Any, ...]:
         """Parse a key that a user has typed: plain text, or a JSON array if a key has several
         columns. Raises ``ConfigError`` with the problem."""
+
+    def key_columns(self) -> Sequence[str]:
+        """The columns of a key; none: they are not known."""
+        return ()
 
     @abstractmethod
     def by_column(self, value: tuple[Any, ...] | None) -> Mapping[str, Any] | None:

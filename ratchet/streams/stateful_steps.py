@@ -39,6 +39,7 @@ class StatefulStepsIn(StatefulSteps):
             out_of_orderness=bounds.late,
             max_ahead=bounds.max_ahead,
             idle_after=bounds.idle_after,
+            advance_when_idle=bounds.advance_when_idle,
         )
 
     def windows(

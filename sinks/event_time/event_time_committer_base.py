@@ -38,17 +38,23 @@ class Watermarks(NamedTuple):
     after: int
 
 
+#: Watermarks that every record is behind.
+_PAST_ALL = Watermarks(1 << 61, 1 << 61)
+
+
 class WatermarkedCommitter(KeyedCommitter):
     """Keeps rows per key in an opaque state, and gets the watermark in each transaction. Of several
     ``WatermarkCommitter``, such as those of two streams that it joins, the lowest counts."""
 
     due_streams = frozenset({DEFAULT_STREAM})
+    late_streams = frozenset({LATE_STREAM})
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
         #: How many watermarks it is subscribed to, and those that it got.
         self._clocks = 1
         self._told: list[Watermarks] = []
+        self._all_late = False
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -76,6 +82,17 @@ class WatermarkedCommitter(KeyedCommitter):
 
     @abstractmethod
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None: ...
+
+    # --- for explain ------------------------------------------------------------------------------
+
+    def late_for(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: row[name] for name in self.key}
+
+    def is_late_with(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        return row == other
+
+    def make_all_late(self) -> None:
+        self._all_late = True
 
     # --- in tasks ---------------------------------------------------------------------------------
 
@@ -114,7 +131,8 @@ class WatermarkedCommitter(KeyedCommitter):
                 f"committer {self._component_id!r} got {len(self._told)} of {self._clocks} watermarks of its transaction"
             )
         self.state.begin_commit(self._attempt)
-        yield from self._commit(Watermarks(*map(min, zip(*self._told, strict=True))))
+        watermarks = Watermarks(*map(min, zip(*self._told, strict=True)))
+        yield from self._commit(_PAST_ALL if self._all_late else watermarks)
         self.state.commit(self._attempt)
 
     @abstractmethod

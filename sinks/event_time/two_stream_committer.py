@@ -35,6 +35,8 @@ class Came(NamedTuple):
 class PairCommitter(WatermarkedCommitter):
     """Has a left and a right stream with the same key, distinguished by their event time fields."""
 
+    late_streams = frozenset({LATE_LEFT_STREAM, LATE_RIGHT_STREAM})
+
     def __init__(self, state: MapState, *, key: Sequence[str], left: str, right: str, unit: str) -> None:
         super().__init__(state, key)
         self.unit = unit

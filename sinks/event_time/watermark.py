@@ -15,7 +15,7 @@ from framework.durations import Duration, micros_of
 from framework.errors import BadRecordError, TopologyError
 from framework.operators.event_clock import EventClock
 from framework.operators.timestamps import check_times, times_of
-from framework.operators.watermarks import MAX_AHEAD, NEVER
+from framework.operators.watermarks import MAX_AHEAD, NEVER, check_advance
 from framework.topology import (
     DEFAULT_STREAM,
     HIDDEN,
@@ -95,10 +95,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         max_ahead: Duration = MAX_AHEAD,
         unit: str = "s",
     ) -> None:
-        if advance_when_idle and idle_after is None:
-            raise TopologyError(
-                "WatermarkCommitter: advance_when_idle needs idle_after: without it, no partition is idle"
-            )
+        check_advance(advance_when_idle, idle_after)
         self._advance_when_idle = advance_when_idle
         self.state = opaque(type(self).__name__, state)
         self.on, self.unit, self.partition = on, unit, tuple(partition)
@@ -147,7 +144,8 @@ class WatermarkCommitter(ArrowBolt, Committer):
             return None
         clock = EventClock.of_document(json.loads(found[1]))
         watermark = clock.watermark if clock.watermark != NEVER else None
-        return EventTime(watermark, clock.held_up_by(self._idle_after))
+        newest = max((each.newest for each in clock.partitions.values()), default=None)
+        return EventTime(watermark, clock.held_up_by(self._idle_after), newest)
 
     # --- in tasks ---------------------------------------------------------------------------------
 

@@ -142,6 +142,14 @@ class AggregatingCommitter(WatermarkedCommitter):
             raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
         return self._partial.schema()
 
+    # --- for explain ------------------------------------------------------------------------------
+
+    def is_late_with(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Whether the time range of ``row`` is in that of ``other``."""
+        start, end = self._bounds
+        is_inside = other[start] <= row[start] and row[end] <= other[end]
+        return is_inside and all(row[name] == other[name] for name in self.key)
+
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _with_times(self, rows: pa.RecordBatch, times: Mapping[str, Any]) -> pa.RecordBatch:

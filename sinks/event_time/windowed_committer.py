@@ -97,6 +97,9 @@ class WindowedCommitter(AggregatingCommitter):
     def _folding(self, fold: Fold) -> Combiner:
         return _WindowFold(fold, self)
 
+    def late_for(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super().late_for(row), **{name: row[name] for name in self._bounds}}
+
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:

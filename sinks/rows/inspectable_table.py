@@ -246,6 +246,9 @@ class InspectableTable(RowTable, KeyedState):
         fields = self.stored_fields.select(list(self._changes.key))
         return RowForm(fields)(key_values(text, fields, self.location))
 
+    def key_columns(self) -> Sequence[str]:
+        return list(self._changes.key) if self._changes is not None else ()
+
     def by_column(self, value: Values | None) -> Mapping[str, Any] | None:
         return dict(zip(self.value_names, value, strict=True)) if value is not None else None
 

@@ -78,7 +78,7 @@ def main() -> int:
         "--mutations",
         type=int,
         metavar="RUNS",
-        help="how soon each is noticed, into mutations.md; with --only letters, those of letters",
+        help="how soon each is noticed, into mutations.md; with --only, those of protocol, letters or event_time",
     )
     arguments = parser.parse_args()
     if arguments.schedules < 1 or arguments.processes < 1:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,6 +19,7 @@ from framework.errors import ConfigError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.streams.steps_bolt import StepsBolt
 from framework.testing import crash, replay
+from framework.transactions import MemoryStore
 from framework.transactions.topology_change_messages import without_steps
 from ratchet import Json, Pipeline, Stream, collect, count, max_, parquet, session, sliding, sqlite, sum_, tumbling
 from sinks import (
@@ -29,6 +32,7 @@ from sinks import (
     WindowedCommitter,
 )
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 BROKER = "127.0.0.1:1"
 PLACE = ["topic", "partition"]
@@ -198,8 +202,10 @@ def test_repeats_are_dropped(faults: Any, tmp_path: Path) -> None:
     assert sorted(found) == [("x", 1), ("x", 5), ("y", 3), ("y", 7)]
 
 
-def closed_of(shop: Pipeline, **bounds: Any) -> Stream:
-    windows = shop.read(ROWS[:3]).window(tumbling("5 min"), on="at", late="5 min", **bounds)
+def closed_of(shop: Pipeline, *, short: bool = False, **bounds: Any) -> Stream:
+    """``short``: the window of all rows ends 100 ms after them."""
+    length, late = ("100 ms", 0) if short else ("5 min", "5 min")
+    windows = shop.read(ROWS[: 1 if short else 3]).window(tumbling(length), on="at", late=late, **bounds)
     return windows.group_by("shop").agg(cents=sum_("cents")).when_closed(name="closed")
 
 
@@ -207,22 +213,47 @@ def first_of(shop: Pipeline, **bounds: Any) -> Stream:
     return shop.read(ROWS[:3]).deduplicate("shop", within="10 min", on="at", name="first", **bounds)
 
 
-def pairs_of(shop: Pipeline, **bounds: Any) -> Stream:
-    rows = shop.read(ROWS[:3])
+def pairs_of(shop: Pipeline, *, short: bool = False, **bounds: Any) -> Stream:
+    """``short``: a row without a partner is known 100 ms after it."""
+    rows = shop.read(ROWS[: 1 if short else 3])
     paid = rows.filter("cents > 2").rename(cents="paid")
-    return rows.filter("cents < 3").join(paid, on="shop", times="at", within="1 h", name="pairs", **bounds)
+    within = "100 ms" if short else "1 h"
+    return rows.filter("cents < 3").join(paid, on="shop", times="at", within=within, name="pairs", how="left", **bounds)
 
 
 def bounds_of(made: Stream) -> list[tuple[Any, ...]]:
     found = [each.bolt for each in made._pipeline._placed if isinstance(each.bolt, WatermarkCommitter)]
-    return [(each._max_ahead, each._idle_after) for each in found]
+    return [(each._max_ahead, each._idle_after, each._advance_when_idle) for each in found]
 
 
 @pytest.mark.parametrize("make", [closed_of, first_of, pairs_of])
 def test_the_bounds_of_a_step_are_those_of_its_watermark(make: Any, tmp_path: Path) -> None:
-    assert bounds_of(make(pipeline_in(tmp_path))) == [(micros_of("1 day", ""), None)]
-    made = make(pipeline_in(tmp_path), max_ahead="1 h", idle_after="30 s")
-    assert bounds_of(made) == [(micros_of("1 h", ""), micros_of("30 s", ""))]
+    assert bounds_of(make(pipeline_in(tmp_path))) == [(micros_of("1 day", ""), None, False)]
+    made = make(pipeline_in(tmp_path), max_ahead="1 h", idle_after="30 s", advance_when_idle=True)
+    assert bounds_of(made) == [(micros_of("1 h", ""), micros_of("30 s", ""), True)]
+
+
+@pytest.mark.rule("C43")
+@pytest.mark.parametrize("advances", [True, False])
+@pytest.mark.parametrize("make", [closed_of, pairs_of], ids=["windows", "join"])
+def test_a_silent_pipeline_closes_its_windows_if_it_is_told_to(make: Any, advances: bool, tmp_path: Path) -> None:
+    """The windows and the bounds of these rows end a moment after them."""
+    shop = pipeline_in(tmp_path)
+    made = make(shop, short=True, idle_after="100 ms", advance_when_idle=advances)
+    made.append_into(sqlite(tmp_path / "out.db", "out"), name="out")
+    empty = {} if advances else {"topology.spout.emit.empty.batches": True}
+    config = {**empty, "topology.trident.batch.emit.interval.millis": 50}
+
+    def sent() -> int:
+        with contextlib.closing(sqlite3.connect(tmp_path / "out.db")) as connection:
+            return int(connection.execute("SELECT count(*) FROM out").fetchone()[0])
+
+    with shop.submit(config, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+        if advances:
+            wait_for(lambda: sent() > 0, what="a row of the step")
+        run.wait_for_commit(run.status().committed_txid + 20, PATIENCE_S)
+    assert sent() == (1 if advances else 0)
 
 
 def test_a_row_further_ahead_than_a_step_allows_is_bad(tmp_path: Path) -> None:

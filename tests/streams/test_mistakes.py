@@ -233,6 +233,15 @@ MISTAKES: dict[str, Mistake] = {
     "idle_after is -1: give a length of time": lambda p, s: _kept().deduplicate(
         "order", within="1 h", on="at", name="d", idle_after=-1
     ),
+    "advance_when_idle needs idle_after: without it, no partition is idle": lambda p, s: _kept().window(
+        tumbling("1 h"), on="at", advance_when_idle=True
+    ),
+    "advance_when_idle is '1 min': give True or False": lambda p, s: _kept().window(
+        tumbling("1 h"),
+        on="at",
+        idle_after="1 min",
+        advance_when_idle="1 min",  # type: ignore[arg-type]
+    ),
     "give at least one other stream": lambda p, s: s.merge(),
     "this stream has a column 'order', and the one that it is joined with has not": lambda p, s: s.join(
         s.rename(order="id"), on="order", times="at", within="1 h", name="j"

@@ -119,7 +119,7 @@ def test_a_table_that_has_no_row_of_a_moment_is_refused(tmp_path: Path) -> None:
         (
             lambda: read.latest_by("item"),
             {"times": None, "late": 5},
-            r"no time to compare: leave late, max_ahead and idle_after out",
+            r"no time to compare: leave late, max_ahead, idle_after and advance_when_idle out",
         ),
         (lambda: read.select("item").latest_by("item"), {"times": None}, r"the table has no column beside its key"),
         (lambda: read.group_by("item").agg(n=count()), {}, r"is a AggregatesTable: .* its latest_by\(...\) is a table"),

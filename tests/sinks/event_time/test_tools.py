@@ -10,23 +10,28 @@ from typing import Any
 import pytest
 
 from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, read, submit, tumbling
+from framework.commands.explain import _document, _lines
 from framework.execution.local import LocalExecutor
 from framework.execution.plan import plan_execution
-from framework.inspect.explain import explain
+from framework.inspect.explain import Explanation, explain
 from framework.inspect.full_recomputation import Unverifiable
 from framework.inspect.replay import plan_to_replay, replay
 from framework.inspect.verify import verify
+from framework.operators.watermarks import LATE_STREAM
 from framework.transactions import MemoryStore, documents
 from framework.transactions.documents import read_incarnation
 from framework.transactions.history_archive import Copying
 from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter, Sum, WatermarkCommitter, WindowedCommitter
 from sinks.transaction_history_table import history_table
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit import timed_parts
 from tests.kit.waiting import PATIENCE_S
+from tests.sinks.event_time.test_interval_join import ROW as EVENT
 
 pytestmark = pytest.mark.rule("C43")
 
 ROW = Fields(shop=str, source=int, at=int)
+SECOND = 1_000_000
 
 
 class Shop:
@@ -35,7 +40,8 @@ class Shop:
         rows = {part: [[f"s{at % 3}", part, at * 7] for at in range(60)] for part in range(2)}
         self.spout = OpaqueMemoryTransactionalSpout(rows, ROW, 10)
 
-    def topology(self) -> Topology:
+    def topology(self, *, late: bool = False) -> Topology:
+        """``late``: the sink has the late records, too."""
         builder = TransactionalTopologyBuilder("shop", "orders", self.spout, 2)
         watermark = WatermarkCommitter(
             OpaqueMapState(SqliteBackend(self.path, "clock")), "at", partition=["source"], idle_after="1 h"
@@ -54,11 +60,13 @@ class Shop:
             ["shop", "window_end"],
             {"times": Count(), "orders": Sum("orders")},
         )
-        builder.set_bolt("sent", sent, 2).fields_grouping("windows", Fields("shop"))
+        subscribed = builder.set_bolt("sent", sent, 2).fields_grouping("windows", Fields("shop"))
+        if late:
+            subscribed.fields_grouping("windows", Fields("shop"), LATE_STREAM)
         return builder.build()
 
-    def run(self) -> Topology:
-        topology = self.topology()
+    def run(self, *, late: bool = False) -> Topology:
+        topology = self.topology(late=late)
         executor = LocalExecutor(plan_execution(topology), {})
         with submit(topology, {}, store=self.store, executor=executor) as run:
             run.wait_until_caught_up(PATIENCE_S)
@@ -87,11 +95,66 @@ def test_tools_work_on_windows_that_are_sent_once(shop: Shop) -> None:
     end = int(row["window_end"].timestamp() * 1_000_000)
     assert (step.time_before.watermark or 0) < end <= (step.time_after.watermark or 0)
     assert step.time_after.held_up_by in ("0", "1")
-    from framework.commands.explain import _lines
-
     (told,) = [line for line in _lines(found_causes) if "the watermark went from" in line]
     assert f"held up by partition {step.time_after.held_up_by!r}" in told
     assert [step.txid for step in found_causes.steps] == [row["_txid"]] if "_txid" in row else found_causes.steps
+
+
+def late_records(found: Explanation) -> list[tuple[int, str, int, int, list[Any]]]:
+    """Of each late record: txid, partition, its time and the watermark in seconds, and its rows."""
+    return [
+        (late.txid, each.cause.partition, each.at // SECOND, late.watermark // SECOND, list(each.cause.rows))
+        for late in found.late
+        for each in late.records
+        if each.at is not None and late.watermark is not None
+    ]
+
+
+def test_explain_names_the_records_that_were_late_for_a_window(shop: Shop) -> None:
+    rows = [["s0", 0, 5], ["s1", 0, 6], ["s0", 0, 70], ["s0", 0, 130]]
+    late = [["s0", 0, 7], ["s1", 0, 8], ["s0", 0, 75], ["s0", 0, 9]]
+    shop.spout = OpaqueMemoryTransactionalSpout({0: rows + late}, ROW, 4)
+    topology = shop.run()
+    expected = [(2, "0", at, 130, [{"shop": "s0", "source": 0, "at": at}]) for at in (7, 9)]
+    for state, bounds in (("sent", ["1970-01-01T00:01:00Z"]), ("windows", [0, 60 * SECOND])):
+        found = explain(topology, shop.store, state=state, key=json.dumps(["s0", *bounds]))
+        assert late_records(found) == expected
+        (line,) = [line for line in _lines(found) if "late" in line]
+        assert "transaction 2" in line and "1970-01-01T00:02:10.000+00:00" in line and "'windows'" in line
+    none = explain(topology, shop.store, state="sent", key='["s1", "1970-01-01T00:02:00Z"]')
+    assert not none.late and not none.steps
+    document = _document(explain(topology, shop.store, state="windows", key=f'["s0", 0, {60 * SECOND}]', causes_max=1))
+    (transaction,) = document["late"]
+    (record,) = transaction.pop("records")
+    assert transaction == {
+        "component": "windows", "stream": "late", "txid": 2, "watermark": 130 * SECOND, "more": True
+    }  # fmt: skip
+    assert (record["time"], record["partition"]) == (7 * SECOND, "0")
+    assert record["rows"] == [{"shop": "s0", "source": 0, "at": 7}]
+
+
+def test_a_late_record_that_a_state_takes_is_a_change_of_it(shop: Shop) -> None:
+    shop.spout = OpaqueMemoryTransactionalSpout({0: [["s0", 0, 5], ["s0", 0, 130], ["s0", 0, 7]]}, ROW, 2)
+    topology = shop.run(late=True)
+    found = explain(topology, shop.store, state="sent", key='["s0", "1970-01-01T00:01:00Z"]')
+    assert [step.txid for step in found.steps] == [1, 2] and not found.late
+
+
+@pytest.mark.parametrize("part", ["windows", "sessions", "first", "pairs", "valued", "timers"])
+def test_explain_names_what_was_late_for_each_committer(part: str, tmp_path: Path) -> None:
+    """A record is not late where its session is open, or where its key is known."""
+    first = [("order", "k3", 10), ("order", "k2", 100), ("order", "k2", 200), ("order", "k1", 190)]
+    second = [("order", "k3", 50), ("order", "k1", 175), ("payment", "k3", 55), ("order", "k2", 205)]
+    rows = [[kind, key, 0, at, at] for kind, key, at in first + second]
+    store, spout = MemoryStore(), OpaqueMemoryTransactionalSpout({0: rows}, EVENT, 4)
+    built = timed_parts.topology(tmp_path, spout, part)
+    timed_parts.run(built, store)
+    late = {
+        key: sorted(each[:4] for each in late_records(explain(built, store, state="sent", key=key)))
+        for key in ("k1", "k2", "k3")
+    }
+    assert late["k3"] == [(2, "0", 50, 200), (2, "0", 55, 200)] and not late["k2"]
+    assert late["k1"] == ([] if part in ("sessions", "first") else [(2, "0", 175, 200)])
 
 
 @pytest.mark.slow
