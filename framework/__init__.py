@@ -8,6 +8,7 @@ from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.inspect.find_poison import Poison, find_poison
 from framework.inspect.state_snapshots import Snapshot, StateSnapshot, read
+from framework.operators.count_windows import by_count
 from framework.operators.event_window_assigner import hopping, sliding, tumbling
 from framework.operators.sessions import session
 from framework.submission import submit
@@ -135,6 +136,7 @@ __all__ = [
     "Tuple",
     "WatermarkCommitter",
     "WindowedCommitter",
+    "by_count",
     "find_poison",
     "hopping",
     "read",

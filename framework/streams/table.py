@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
@@ -13,21 +13,36 @@ import pyarrow as pa
 
 from framework.call_site import Call, called, without_none
 from framework.durations import Duration
-from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.errors import ConfigError, InvariantViolation, RatchetError, TopologyError
+from framework.operators.count_windows import CountWindow
+from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
-from framework.operators.watermarks import CHANGED_STREAM
-from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
+from framework.operators.watermarks import CHANGED_STREAM, MAX_AHEAD
+from framework.streams.hidden_columns import TIMESTAMP, check_new_names, field_of, hidden_of
 from framework.streams.plan import BeforeWindows, Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
-from framework.streams.stateless_steps import SESSION_END, WINDOW_END, WINDOW_START, Compute, Filter, Windows
+from framework.streams.stateless_steps import (
+    KNOWN_WHEN_CLOSED,
+    SESSION_END,
+    WINDOW_END,
+    WINDOW_START,
+    AnyWindows,
+    Compute,
+    Filter,
+    Windows,
+)
 from framework.streams.unknown_operator_hints import of_grouped, of_table
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
 from framework.user_call_argument_checks import checks_arguments
 
 if TYPE_CHECKING:
     from framework.streams.stream import Stream
+
+#: The columns in which windows end, of those that end at a time.
+_ENDS: Mapping[type[AnyWindows], str] = {EventWindows: WINDOW_END, Sessions: SESSION_END}
 
 
 @checks_arguments
@@ -85,6 +100,46 @@ class Grouped:
             except RatchetError as error:
                 raise call.mistake(error) from None
         return AggregatesTable(stream, self._key, made)
+
+    def process(
+        self,
+        kind: type[Bolt],
+        *,
+        on: str | None = None,
+        output: Fields,
+        name: str,
+        late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
+        parallelism: int = 1,
+    ) -> Stream:
+        """The rows that code of your own emits, which gets the rows of a key in the order of their
+        times ``on``, by default the timestamps of their records in the topic, keeps a value per
+        key, and sets timers. ``kind``: a subclass of ``TimerCommitter``, with ``on_record`` and
+        ``on_timer``. ``output``: the columns that it emits, as in ``Fields(order=str, cents=int)``.
+
+        ``late``: how far a row may be behind the newest one of its partition; rows that are later
+        are left out: ``late()`` of this stream has them. ``max_ahead``, ``idle_after``: as of
+        ``window``. ``name``: the id, which the state follows."""
+        stream, key = self._stream, self._key
+        call = called("process", getattr(kind, "__name__", kind), **without_none(on=on, name=name))
+        on = stream._time(call, on)
+        check_time(call, on, stream.schema)
+        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
+        if not isinstance(output, Fields) or not output.names or output.schema() is None:
+            raise call.mistake("say which columns it emits, and their types, as in output=Fields(order=str, cents=int)")
+        check_new_names(call, output.names)
+        steps = stream._pipeline.stateful_steps(call)
+        bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=on, output=output))
+        return stream._placed(
+            call,
+            bolt,
+            name,
+            FieldsGrouping(Fields(*key)),
+            parallelism=parallelism,
+            watermarks=stream._pipeline.watermarks(call, name, stream._node, on=on, bounds=bounds),
+            hidden=frozenset(hidden_of([on])),
+        )
 
 
 @checks_arguments
@@ -166,6 +221,10 @@ class AggregatesTable(Table):
         ``window_end`` (of sessions: ``session_start``, ``session_end``) and the aggregates. Rows
         that are too late for their window are left out: ``late()`` of this stream has them.
 
+        A window by count comes in the transaction of its last row. Its ``window_start`` is the
+        number of its first row among those of its key, from 0, and its ``window_end`` the number
+        after its last one.
+
         ``allowed_lateness``: how long after its end a window still takes rows; it is then sent
         again, and the column ``correction`` is true. ``name``: the id, which the state follows; by
         default it is made of the source and the key, as ``orders-per-shop``."""
@@ -177,10 +236,20 @@ class AggregatesTable(Table):
         ``when_closed``: one row per window and transaction. Of one table, ``when_changed`` and
         ``when_closed`` with the same ``name`` are two streams of one step."""
         call = called("when_changed", **without_none(name=name))
-        placed = self._windows(call, name, allowed_lateness, parallelism)
-        if CHANGED_STREAM not in placed.side_schemas:
-            raise call.mistake("a session is known when it closes: use when_closed(name=...)")
-        return self._stream._of(SideOutput(placed, CHANGED_STREAM))
+        what = KNOWN_WHEN_CLOSED.get(type(self._before(call).windows.windows))
+        if what is not None:
+            raise call.mistake(f"{what} is known when it closes: use when_closed(name=...)")
+        return self._stream._of(SideOutput(self._windows(call, name, allowed_lateness, parallelism), CHANGED_STREAM))
+
+    def _before(self, call: Call) -> BeforeWindows:
+        """The rows before they were put into windows."""
+        found = _before_windows(self._stream._node, self._stream._pipeline.before_windows)
+        if found is None:
+            raise call.mistake(
+                "only windows close: begin with window(tumbling('1 h'), on=...), and then group_by(...), without steps between "
+                "that use the start or the end"
+            )
+        return found
 
     def _windows(self, call: Call, given: str | None, allowed_lateness: Duration, parallelism: int) -> Placed:
         """The step that keeps the open windows."""
@@ -192,36 +261,20 @@ class AggregatesTable(Table):
                 raise call.mistake(f"{placed.call} has other options: give both the same")
             return placed
         pipeline = self._stream._pipeline
-        found = _before_windows(self._stream._node, pipeline.before_windows)
-        if found is None:
-            raise call.mistake(
-                "only windows close: begin with window(tumbling('1 h'), on=...), and then group_by(...), without steps between "
-                "that use the start or the end"
-            )
-        node, windows = found.rows, found.windows
+        node, windows = self._before(call)
+        kind, on = windows.windows, windows.on
         key = tuple(each for each in self._key if each != WINDOW_START)
         if not key:
             raise call.mistake("group by at least one column besides the window")
+        if allowed_lateness and not isinstance(kind, EventWindows):
+            raise call.mistake(f"{KNOWN_WHEN_CLOSED[type(kind)]} that is over stays over: leave allowed_lateness out")
         try:
-            committers, kind = pipeline.stateful_steps(call), windows.windows
-            if isinstance(kind, Sessions):
-                if allowed_lateness:
-                    raise call.mistake("a session that is over stays over: leave allowed_lateness out")
-                gap = datetime.timedelta(microseconds=kind.gap)
-                bolt = committers.sessions(name, gap, windows.on, key, self._aggregates)
-            else:
-                bolt = committers.windows(
-                    name,
-                    kind,
-                    on=windows.on,
-                    key=key,
-                    aggregates=self._aggregates,
-                    allowed_lateness=allowed_lateness,
-                )
+            bolt = self._committer_of(pipeline.stateful_steps(call), name, windows, key, allowed_lateness)
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-        watermarks = pipeline.watermarks(call, name, node, on=windows.on, bounds=windows.bounds)
-        uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
+        watermarks = pipeline.watermarks(call, name, node, on=on, bounds=windows.bounds) if on is not None else ()
+        timed = [on] if on is not None else []
+        uses = tuple(dict.fromkeys([*timed, *(each for each in self._uses() if each != WINDOW_START)]))
         placed = self._stream._of(node)._component(
             call,
             bolt,
@@ -231,10 +284,25 @@ class AggregatesTable(Table):
             uses=uses,
             hidden=frozenset(hidden_of(uses)),
             watermarks=watermarks,
-            closes=SESSION_END if isinstance(kind, Sessions) else WINDOW_END,
+            closes=_ENDS.get(type(kind)),
         )
         self._closing[name] = options, placed
         return placed
+
+    def _committer_of(
+        self, committers: StatefulSteps, name: str, windows: Windows, key: Sequence[str], allowed_lateness: Duration
+    ) -> Bolt:
+        kind, on = windows.windows, windows.on
+        if isinstance(kind, CountWindow):
+            return committers.count_windows(name, kind, key, self._aggregates)
+        if on is None:
+            raise InvariantViolation(f"{kind} goes by a time")
+        if isinstance(kind, Sessions):
+            gap = datetime.timedelta(microseconds=kind.gap)
+            return committers.sessions(name, gap, on, key, self._aggregates)
+        return committers.windows(
+            name, kind, on=on, key=key, aggregates=self._aggregates, allowed_lateness=allowed_lateness
+        )
 
     def _own_name(self, call: Call) -> str:
         """The name where the user gives none: of what is read, and of the key."""
@@ -346,6 +414,13 @@ def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> Befo
     schema = pa.schema([each for each in step.schema if each.name not in own])
     known[node] = BeforeWindows(Stepped(found.rows, dataclasses.replace(step, schema=schema)), found.windows)
     return known[node]
+
+
+def check_time(call: Call, name: str, schema: pa.Schema) -> None:
+    """A number has no unit, so it is no time."""
+    kind = field_of(schema, name).type
+    if not pa.types.is_temporal(kind):
+        raise call.mistake(f"column {name!r} is {kind}, and event time needs a timestamp: cast it first")
 
 
 def of_target(call: Call, note: Callable[[Target], None], target: object, make: Callable[[Any], Bolt]) -> Bolt:

@@ -23,6 +23,8 @@ _CHANGES = (
 )
 
 _AGGREGATES = ("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique")
+_PROCESS = "process(Unpaid, on='at', output=Fields(order=str), name=...), with a subclass of TimerCommitter"
+_COUNTS = "window(by_count(100)).group_by(...).agg(...).when_closed(name=...)"
 _WINDOWS = ("tumbling", "hopping", "sliding", "session")
 #: Of a stream: a name that people know from elsewhere, in lower case without ``_``: what to write.
 _OF_STREAM: Mapping[str, str] = {
@@ -43,6 +45,7 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(_AGGREGATES, _AGGREGATE),
     **dict.fromkeys(("whenclosed", "whenchanged", "tumble", "hop", "windowedby", "resample"), _CLOSES),
     **dict.fromkeys((*_WINDOWS, *(f"{each}window" for each in _WINDOWS)), _CLOSES),
+    **dict.fromkeys(("bycount", "countwindow", "countwindowall", "tumblingcountwindow", "slidingcountwindow"), _COUNTS),
     **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
     **dict.fromkeys(("columns", "dtypes"), "schema"),
@@ -130,6 +133,8 @@ def of_grouped(own: object, name: str) -> Exception:
     hints = {
         **dict.fromkeys(_AGGREGATES, "agg(n=count(), total=sum_('cents'))"),
         "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
+        **dict.fromkeys(("timers", "ontimer", "apply", "map", "transform", "transformwithstate", "flatmap"), _PROCESS),
+        "countwindow": "window(by_count(100)).group_by(...), the window first",
         "filter": "filter('cents > 0').group_by(...), the filter first",
     }
     return unknown_operator("a grouped stream", name, own, hints, "it becomes a table by agg(n=count())")

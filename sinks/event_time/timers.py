@@ -13,7 +13,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.operators.timestamps import check_times, micros_since_epoch, times_of
 from framework.operators.watermarks import LATE_STREAM, NEVER
-from framework.topology import Fields, Input, OutputFieldsDeclarer
+from framework.topology import HIDDEN, Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
@@ -190,8 +190,9 @@ class TimerCommitter(WatermarkedCommitter):
         before it."""
         self._fire(entry, at)
         entry._now = at
-        names = (*self.key, *self._own)
-        self.on_record(entry, dict(zip(names, (*entry.key, *values), strict=True)), _moment(at))
+        record = dict(zip((*self.key, *self._own), (*entry.key, *values), strict=True))
+        seen = {name: each for name, each in record.items() if not name.startswith(HIDDEN)}
+        self.on_record(entry, seen, _moment(at))
 
     def _end(self, entry: Entry | None, watermark: int) -> Sequence[Mapping[str, Any]]:
         """Let the other timers pass, and write the entry, after all records of its key. Returns the
