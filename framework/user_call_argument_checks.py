@@ -16,6 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 CallOf = Callable[..., Call]
 #: Arguments without a default -> what to write.
 _EXAMPLES = {
+    "after": "after='30 days'",
     "count": "count=100",
     "field": "field='cents'",
     "gap": "gap='30 min'",

@@ -179,6 +179,11 @@ class Target(ABC):
             f"{self} keeps no row per key, so it cannot take aggregates: use a database, such as sqlite(...) or postgres(...)"
         )
 
+    def expiring(self, key: Sequence[str], aggregates: Mapping[str, Any], on: str, ttl: Duration) -> Bolt:
+        """The committer that keeps aggregates per key, and deletes those of a key that has had no
+        row for ``ttl`` of its time ``on``."""
+        return self.aggregates(key, aggregates)  # refused, as it is overridden with the other
+
     def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:
         """The committer that keeps the newest row of each key. Where the column ``tombstone`` is
         true, the row is deleted."""

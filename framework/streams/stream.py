@@ -14,7 +14,7 @@ from framework.call_site import ByName, Call, called, without_none
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, TopologyError
 from framework.operators.count_windows import CountWindow
-from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
+from framework.operators.watermarks import EXPIRED_STREAM, LATE_STREAM, MAX_AHEAD
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
@@ -739,16 +739,17 @@ class Stream:
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
         """The rows that came too late for the step that this stream comes from: ``when_closed``,
-        ``deduplicate`` or ``join``. Of windows and sessions, they are aggregated per window and
-        transaction, in the columns of the step; else they are as they came. ``side``: of a join,
-        those of this stream or those of the other."""
+        ``deduplicate``, ``join``, ``process``, or ``upsert_into`` of a table that expires. Of
+        windows and sessions, they are aggregated per window and transaction, in the columns of the
+        step; of a table, they have the columns that it uses; else they are as they came. ``side``:
+        of a join, those of this stream or those of the other."""
         call = called("late", *([side] if side is not None else []))
         stream = LATE_STREAM if side is None else f"{LATE_STREAM}_{side}"
         node = self._node
         if not isinstance(node, Placed) or not any(each.startswith(LATE_STREAM) for each in node.side_schemas):
             raise call.mistake(
-                "only a step that goes by event time has late rows: call it on what when_closed(...), deduplicate(...) or "
-                "join(...) returned"
+                "only a step that goes by event time has late rows: call it on what when_closed(...), deduplicate(...), "
+                "join(...) or process(...) returned"
             )
         if stream not in node.side_schemas:
             raise call.mistake(
@@ -759,6 +760,17 @@ class Stream:
                 else "only the late rows of a join have a side: late()"
             )
         return self._of(SideOutput(node, stream))
+
+    def expired(self) -> Stream:
+        """The rows of a table that have expired, each once, with ``expires_at``, the time that the
+        watermark has passed. Of the stream that ``upsert_into`` of ``agg(...).expire(...)``
+        returned."""
+        node = self._node
+        if not isinstance(node, Placed) or EXPIRED_STREAM not in node.side_schemas:
+            raise called("expired").mistake(
+                "only the rows of a table expire: call it on what agg(...).expire('30 days').upsert_into(...) returned"
+            )
+        return self._of(SideOutput(node, EXPIRED_STREAM))
 
     # --- out of the stream ------------------------------------------------------------------------
 

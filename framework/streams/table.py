@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from framework.call_site import Call, called, without_none
-from framework.durations import Duration
+from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, InvariantViolation, RatchetError, TopologyError
 from framework.operators.count_windows import CountWindow
 from framework.operators.event_window_assigner import EventWindows
@@ -171,15 +171,16 @@ class Table(ABC):
         bolt = of_target(call, self._stream._pipeline.note, target, self._committer)
         self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
-        grouping = FieldsGrouping(Fields(*self._key))
+        own = next(each for each in (name, self._name, target.name) if each is not None)
         return self._stream._placed(
             call,
             bolt,
-            next(each for each in (name, self._name, target.name) if each is not None),
-            grouping,
+            own,
+            FieldsGrouping(Fields(*self._key)),
             parallelism=parallelism,
             uses=self._uses(),
             keys=self.tombstone_keys(),
+            **self._by_time(call, own),
         )
 
     def append_into(self, target: Target, **options: Any) -> Stream:
@@ -194,6 +195,10 @@ class Table(ABC):
     @abstractmethod
     def _uses(self) -> tuple[str, ...] | None:
         """The columns that the committer takes; None: all."""
+
+    def _by_time(self, call: Call, name: str) -> Mapping[str, Any]:
+        """The options of a ``Placed`` that goes by event time."""
+        return {}
 
     def tombstone_keys(self) -> tuple[str, ...]:
         """The columns that a tombstone needs to delete its row; none where it deletes none."""
@@ -215,6 +220,34 @@ class AggregatesTable(Table):
 
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
+
+    def expire(
+        self,
+        after: Duration,
+        *,
+        on: str | None = None,
+        late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
+    ) -> ExpiringTable:
+        """The table without the rows of keys that have had no row for so long, by the time ``on``;
+        by default, that is the timestamp of the record in its topic. A row is deleted in the
+        transaction whose watermark passes the newest time of its key plus ``after``. Rows of that
+        transaction count before.
+
+        ``upsert_into(...)`` keeps it, with a column ``expires_at``; ``expired()`` of the stream
+        that it returns has each deleted row once, and ``late()`` the rows that are ``after`` or
+        more behind the watermark, which change nothing. ``late``: how far a row may be behind the
+        newest one of its partition. ``max_ahead``, ``idle_after``: as of ``window``."""
+        call = called("expire", after, **without_none(on=on))
+        bounds = WatermarkBounds(late, max_ahead, idle_after).checked(call)
+        on = self._stream._time(call, on)
+        check_time(call, on, self._stream.schema)
+        try:
+            micros_above_0(after, "the time after which a row expires")
+        except ConfigError as error:
+            raise call.mistake(error) from None
+        return ExpiringTable(self._stream, self._key, self._aggregates, on, after, bounds)
 
     def when_closed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
@@ -317,8 +350,45 @@ class AggregatesTable(Table):
         return target.aggregates(self._key, self._aggregates)
 
     def _uses(self) -> tuple[str, ...]:
-        fields = [each.field for each in self._aggregates.values() if each.field is not None]
-        return tuple(dict.fromkeys([*self._key, *fields]))
+        return _used(self._key, self._aggregates)
+
+
+class ExpiringTable(Table):
+    """Aggregates per key, without those of keys that had no row for a time."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        key: tuple[str, ...],
+        aggregates: Mapping[str, Any],
+        on: str,
+        after: Duration,
+        bounds: WatermarkBounds,
+    ) -> None:
+        super().__init__(stream, key)
+        self._aggregates, self._on, self._after, self._bounds = aggregates, on, after, bounds
+
+    def __repr__(self) -> str:
+        return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)}, for {self._after})"
+
+    def _committer(self, target: Target) -> Bolt:
+        return target.expiring(self._key, self._aggregates, self._on, self._after)
+
+    def _uses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*_used(self._key, self._aggregates), self._on]))
+
+    def _by_time(self, call: Call, name: str) -> Mapping[str, Any]:
+        node, pipeline = self._stream._node, self._stream._pipeline
+        return {
+            "hidden": frozenset(hidden_of([self._on])),
+            "watermarks": pipeline.watermarks(call, name, node, on=self._on, bounds=self._bounds),
+        }
+
+
+def _used(key: Sequence[str], aggregates: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns that aggregates per key take."""
+    fields = [each.field for each in aggregates.values() if each.field is not None]
+    return tuple(dict.fromkeys([*key, *fields]))
 
 
 class NewestTable(Table):

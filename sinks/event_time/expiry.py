@@ -47,7 +47,8 @@ class ExpiringCommitter(WatermarkedCommitter):
 
     Default stream: each changed key that has a row, with its new values. ``EXPIRED_STREAM``: each
     row that expires, once, with ``expires_at``. ``LATE_STREAM``: the records that are ``ttl`` or
-    more behind the watermark; they change nothing. Other records behind the watermark count.
+    more behind the watermark, with the fields that are used; they change nothing. Other records
+    behind the watermark count.
 
     In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
@@ -67,6 +68,8 @@ class ExpiringCommitter(WatermarkedCommitter):
         super().__init__(state, key)
         self.on, self.unit = on, unit
         self.ttl = micros_above_0(ttl, "ttl")
+        if _EXPIRES in self.key:
+            raise TopologyError(f"ExpiringCommitter: the key has a field {_EXPIRES!r}, as the state has: rename it")
         self.aggregates = expanded_aggregates(type(self).__name__, aggregates, {*self.key, _EXPIRES})
         self._output: Fields | None = None
         self._folds: FoldsByPart | None = None
@@ -95,7 +98,7 @@ class ExpiringCommitter(WatermarkedCommitter):
         if self._output is not None and self._fields is not None:
             declarer.declare(self._output)
             declarer.declare(self._expired_fields(self._output), EXPIRED_STREAM)
-            declarer.declare(self._fields, LATE_STREAM)
+            declarer.declare(self._fields.select(self._needed()), LATE_STREAM)
 
     def _expired_fields(self, output: Fields) -> Fields:
         types = {name: output.type_of(name) for name in output.names}
@@ -128,13 +131,13 @@ class ExpiringCommitter(WatermarkedCommitter):
     def _on_time(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """The arrived records, without the late ones, which are sent to their stream."""
         batches, self._batches = self._batches, []
-        for batch in batches:
+        for batch in (each.select(self._needed()) for each in batches):
             late = pa.array(times_of(batch.column(self.on), self.on, self.unit) <= watermark - self.ttl)
             if late.true_count:
                 self._emit_late(batch.filter(late))
                 batch = batch.filter(pc.invert(late))
             if batch.num_rows:
-                yield batch.select(self._needed())
+                yield batch
 
     def _changed(self, batches: Sequence[pa.RecordBatch], watermark: int, folds: FoldsByPart) -> _Changed:
         if not batches:

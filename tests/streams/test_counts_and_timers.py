@@ -1,4 +1,4 @@
-"""Windows by count, and timers, as words of a pipeline."""
+"""Windows by count, timers and expiry, as words of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from framework import CLOCK_STREAM, Fields, TransactionalTopologyBuilder
 from framework.errors import TopologyError
 from framework.testing import crash, replay
 from ratchet import Entry, Json, Pipeline, Stream, TimerCommitter, by_count, collect, count, parquet, sqlite, sum_
-from sinks import Count, CountWindowCommitter, KafkaSink, OpaqueMapState, SqliteBackend, Sum, WatermarkCommitter
+from sinks import (
+    Count,
+    CountWindowCommitter,
+    ExpiringCommitter,
+    KafkaSink,
+    OpaqueMapState,
+    SqliteBackend,
+    Sum,
+    WatermarkCommitter,
+)
 from spouts import JsonCodec, OpaqueKafkaTransactionalSpout
 
 pytestmark = pytest.mark.rule("C44")
@@ -55,9 +64,11 @@ def test_a_window_by_count_is_sent_once_with_its_last_row(faults: Any, step: int
     table = rows.group_by("shop").agg(n=count(), twice=sum_("cents * 2"), all=collect("cents"))
     closed = table.when_closed(parallelism=2)
     closed.append_into(parquet(tmp_path / "out"), name="out")
+    tables = shop.test(faults=faults, take=3)
+    assert sorted(map(str, tables["out"])) == sorted(map(str, tables["rows-per-shop"]))
     found = {
         (row["shop"], row["window_start"], row["window_end"], row["n"], row["twice"], row["all"])
-        for row in shop.test(faults=faults, take=3)["out"]
+        for row in tables["out"]
     }
     x = {(0, 4): [1, 2, 4, 5], (2, 6): [4, 5, 8, 10], (4, 8): [8, 10, 11, 13]}
     y = {(0, 4): [0, 3, 6, 9]}
@@ -209,6 +220,76 @@ def test_what_cannot_keep_timers_is_refused_at_the_line(tmp_path: Path) -> None:
         "late": lambda: by_shop.process(Unpaid, **options, late="soon"),
         "output is missing": lambda: by_shop.process(Unpaid, on="at", name="a"),  # type: ignore[call-arg]
         "a grouped stream has no 'on_timer': use process": lambda: by_shop.on_timer(Unpaid),
+    }
+    for said, call in wrong.items():
+        with pytest.raises(TopologyError, match=said) as raised:
+            call()
+        assert Path(__file__).name in str(raised.value), raised.value
+
+
+def test_an_expiring_table_has_the_outline_of_its_committer(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    table = orders_from_kafka(shop).group_by("shop").agg(n=count()).expire("1 day", on="at", late="1 min")
+    kept = table.upsert_into(sqlite(tmp_path / "a.db", "kept"), name="kept", parallelism=2)
+    kept.expired().to_kafka("expired", key="shop", name="sent")
+
+    codec = JsonCodec(Fields(shop=str, at=datetime.datetime))
+    spout = OpaqueKafkaTransactionalSpout(["orders"], codec=codec, metadata=PLACE, bootstrap_servers=BROKER)
+    builder = TransactionalTopologyBuilder("shop", "kafka", spout)
+    watermark = WatermarkCommitter(
+        state_in(tmp_path, "kept_watermark"), "at", partition=PLACE, out_of_orderness="1 min"
+    )
+    builder.set_bolt("kept-watermark", watermark).global_grouping("kafka").global_grouping("kafka", CLOCK_STREAM)
+    state = OpaqueMapState(SqliteBackend(tmp_path / "a.db", "kept"))
+    committer = ExpiringCommitter(state, key=["shop"], aggregates={"n": Count()}, on="at", ttl="1 day")
+    builder.set_bolt("kept", committer, 2).fields_grouping("kafka", Fields("shop")).all_grouping("kept-watermark")
+    builder.set_bolt("sent", KafkaSink("expired", key="shop")).global_grouping("kept", "expired")
+    assert shop.build().outline() == builder.build().outline()
+
+
+@pytest.mark.parametrize("faults", FAULTS, ids=["none", "replay", "crash"])
+@pytest.mark.parametrize("take", [1, 2, 1000])
+def test_rows_of_a_table_expire_once(faults: Any, take: int, tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    rows = shop.read(orders_of(("x", 1, 0), ("y", 2, 1), ("x", 3, 9), ("y", 4, 21), ("z", 5, 30)))
+    table = rows.filter("cents < 9").group_by("shop").agg(cents=sum_("cents * 2")).expire("10 min", on="at")
+    kept = table.upsert_into(sqlite(tmp_path / "a.db", "kept"), name="kept", parallelism=2)
+    kept.expired().append_into(parquet(tmp_path / "expired"), name="expired")
+    kept.late().append_into(parquet(tmp_path / "late"), name="late")
+    tables = shop.test(faults=faults, take=take)
+    assert sorted((row["shop"], row["cents"]) for row in tables["kept"]) == [("y", 8), ("z", 10)]
+    expired = sorted((row["shop"], row["expires_at"], row["cents"]) for row in tables["expired"])
+    assert expired == [("x", at(19), 8), ("y", at(11), 4)]
+    assert tables["late"] == []
+
+
+def test_a_table_expires_by_the_timestamps_of_records(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    orders = shop.read_kafka("orders", value=Json(shop=str, cents=int, more=str), bootstrap_servers=BROKER)
+    kept = orders.group_by("shop").agg(n=count()).expire("10 min").upsert_into(sqlite(tmp_path / "a.db", "kept"))
+    kept.expired().append_into(parquet(tmp_path / "expired"), name="expired")
+    kept.late().append_into(parquet(tmp_path / "late"), name="late")
+    moments = [int(at(minute).timestamp() * 1000) for minute in (0, 30, 2)]
+    rows = [{"shop": f"{each}", "cents": 1, "more": "", "timestamp_ms": each} for each in moments]
+    tables = shop.test({"orders": rows}, take=1)
+    assert [row["expires_at"] for row in tables["expired"]] == [at(10)]
+    assert [dict(row) for row in tables["late"]] == [{"shop": f"{moments[-1]}"}]
+    assert len(tables["kept"]) == 1
+
+
+def test_what_cannot_expire_is_refused_at_the_line(tmp_path: Path) -> None:
+    rows = pipeline_in(tmp_path).read(ROWS)
+    table = rows.group_by("shop").agg(n=count())
+    wrong: dict[str, Callable[[], object]] = {
+        r"expire\(0, on='at'\): the time after which a row expires": lambda: table.expire(0, on="at"),
+        r"expire\(on='at'\): after is missing: add after='30 days'": lambda: table.expire(on="at"),  # type: ignore[call-arg]
+        "its rows have no timestamp": lambda: table.expire("1 h"),
+        "column 'cents' is int64, and event time needs": lambda: table.expire("1 h", on="cents"),
+        "keeps no row per key, so it cannot take aggregates": lambda: table.expire("1 h", on="at").upsert_into(
+            parquet(tmp_path / "a")
+        ),
+        "only the rows of a table expire": lambda: table.upsert_into(sqlite(tmp_path / "a.db", "a")).expired(),
+        "a table has no 'ttl': use agg": lambda: table.ttl("1 h"),
     }
     for said, call in wrong.items():
         with pytest.raises(TopologyError, match=said) as raised:
