@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
+from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import ConfigError, TopologyError
+from framework.execution.local import LocalExecutor
+from framework.execution.plan import plan_execution
 from framework.operators.watermarks import EXPIRED_STREAM, LATE_STREAM
 from framework.testing import run_on
+from framework.transactions import MemoryStore
 from sinks import Count, ExpiringCommitter, MemoryBackend, OpaqueMapState, StateCommitter, Sum, WatermarkCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
+from tests.kit.waiting import PATIENCE_S
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
@@ -25,19 +29,18 @@ TTL = 10
 Row = tuple[str, int, int]
 
 
-def topology(*, opaque: bool = True, lag: int = 0) -> Topology:
-    spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: []}, ROW, 10)
+def topology(*, opaque: bool = True, lag: int = 0, spout: Any = None, tasks: int = 2, states: Any = None) -> Topology:
+    spout = spout or (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: []}, ROW, 10)
+    states = states or {each: OpaqueMapState(MemoryBackend()) for each in ("clock", "kept", "expired")}
     builder = TransactionalTopologyBuilder("expiring", "records", spout)
-    watermark = WatermarkCommitter(
-        OpaqueMapState(MemoryBackend()), "at", out_of_orderness=lag, max_ahead="1000000 days"
-    )
+    watermark = WatermarkCommitter(states["clock"], "at", out_of_orderness=lag, max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("records").global_grouping("records", CLOCK_STREAM)
     totals = {"times": Count(), "n": Sum("n")}
-    kept = ExpiringCommitter(OpaqueMapState(MemoryBackend()), key=["id"], aggregates=totals, on="at", ttl=TTL)
-    builder.set_bolt("kept", kept, 2).fields_grouping("records", Fields("id")).all_grouping("watermark")
+    kept = ExpiringCommitter(states["kept"], key=["id"], aggregates=totals, on="at", ttl=TTL)
+    builder.set_bolt("kept", kept, tasks).fields_grouping("records", Fields("id")).all_grouping("watermark")
     key = ["id", "expires_at", "times", "n"]
-    expired = StateCommitter(OpaqueMapState(MemoryBackend()), key, {"sent": Count()})
-    builder.set_bolt("expired", expired, 2).fields_grouping("kept", Fields("id"), EXPIRED_STREAM)
+    expired = StateCommitter(states["expired"], key, {"sent": Count()})
+    builder.set_bolt("expired", expired, tasks).fields_grouping("kept", Fields("id"), EXPIRED_STREAM)
     return builder.build()
 
 
@@ -116,6 +119,22 @@ def test_failures_change_nothing(drawn: list[Row], take: int, faults: Any, opaqu
 def test_batches_change_nothing_for_records_in_order(drawn: list[Row], take: int) -> None:
     rows = sorted(drawn, key=lambda each: each[1])
     assert run(rows, take) == expected(rows, 1, 0)
+
+
+def test_rows_expire_once_with_another_number_of_tasks() -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: []}, ROW, 3)
+    store, states = MemoryStore(), {each: OpaqueMapState(MemoryBackend()) for each in ("clock", "kept", "expired")}
+    rows = [("abcd"[number % 4], number, 1) for number in range(24)]
+    ended, *_ = expected([*rows, ("z", 100, 1)], 1, 0)
+    for tasks, its in ((1, rows[:9]), (3, rows[9:18]), (2, [*rows[18:], ("z", 100, 1)])):
+        for each in its:
+            spout.append(0, list(each))
+        built = topology(spout=spout, tasks=tasks, states=states)
+        executor = LocalExecutor(plan_execution(built), {})
+        with submit(built, {}, store=store, executor=executor, accept_changed_topology=True) as running:
+            running.wait_until_caught_up(PATIENCE_S)
+    held = {key for key, row in states["expired"].backend.scan() if row.value == (1,)}
+    assert {(key, int(at.timestamp()), *more) for key, at, *more in held} == set(ended)
 
 
 def test_what_expires_never_is_refused() -> None:
