@@ -34,7 +34,7 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("withcolumnrenamed", "withcolumnsrenamed"), "rename(old='new')"),
     **dict.fromkeys(("groupby", "groupbykey", "keyby", "partitionby"), "group_by('shop')"),
     **dict.fromkeys(("flatmap", "flatmapvalues", "flattransform"), "flat_map(function, word=str)"),
-    **dict.fromkeys(("apply", "mapvalues", "transform", "process"), "map(function, word=str)"),
+    **dict.fromkeys(("apply", "mapvalues", "transform"), "map(function, word=str)"),
     **dict.fromkeys(("mapinpandas", "mapinarrow", "pipe"), "map_batches(function, kind='pandas', n=int)"),
     **dict.fromkeys(("mappartition", "mappartitions", "foreachpartition"), "map_partitions(function, n=int)"),
     **dict.fromkeys(("union", "unionall", "unionbyname", "concat", "vstack"), "merge(other)"),
@@ -50,6 +50,7 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
     **dict.fromkeys(("columns", "dtypes"), "schema"),
     "insertinto": _SINK,
+    "process": "map(function, word=str), or group_by('order').process(...), with a subclass of TimerCommitter",
 }
 
 

@@ -54,7 +54,7 @@ class Entry:
         self._timers.discard(_micros(at))
 
     def emit(self, **row: Any) -> None:
-        """Emit a row: the declared fields by name."""
+        """Emit a row: the declared fields by name. A field that is left out is null."""
         self._emitted.append(row)
 
     def _taken(self) -> list[Mapping[str, Any]]:
@@ -210,6 +210,12 @@ class TimerCommitter(WatermarkedCommitter):
         return entry._taken()
 
     def _rows(self, emitted: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+        unknown = next((name for row in emitted for name in row if name not in self.output.names), None)
+        if unknown is not None:
+            raise TopologyError(
+                f"committer {self._component_id!r} emits a field {unknown!r}, which output= does not declare (there are: "
+                f"{', '.join(self.output.names)})"
+            )
         if emitted:
             yield pa.RecordBatch.from_pylist([dict(row) for row in emitted], self.output.schema())
 
