@@ -137,6 +137,15 @@ def test_rows_expire_once_with_another_number_of_tasks() -> None:
     assert {(key, int(at.timestamp()), *more) for key, at, *more in held} == set(ended)
 
 
+@pytest.mark.parametrize("take", [1, 3, 1000])
+def test_a_sum_beyond_its_type_leaves_out_its_records_and_no_others(take: int) -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: []}, ROW, 10, on_bad_record="skip")
+    rows = [["a", 1, 1], ["b", 1, 2**63 - 1], ["b", 2, 2**63 - 1], ["a", 3, 2], ["c", 30, 1]]
+    done = run_on(topology(spout=spout), rows, take=take)
+    assert ("a", 3) in [(row["id"], row["n"]) for row in done.table("expired")]
+    assert [row["id"] for row in done.table("kept")] == ["c"]
+
+
 def test_what_expires_never_is_refused() -> None:
     options: dict[str, Any] = {"key": ["id"], "aggregates": {"n": Count()}, "on": "at"}
     state = OpaqueMapState(MemoryBackend())
