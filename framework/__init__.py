@@ -8,6 +8,7 @@ from framework.core.run import CoreRun, CoreTopologyFailed
 from framework.errors import FailedException
 from framework.inspect.find_poison import Poison, find_poison
 from framework.inspect.state_snapshots import Snapshot, StateSnapshot, read
+from framework.operators.count_windows import by_count
 from framework.operators.event_window_assigner import hopping, sliding, tumbling
 from framework.operators.sessions import session
 from framework.submission import submit
@@ -59,6 +60,7 @@ _IN_SINKS = (
     "AsOfJoiningCommitter",
     "CountWindowCommitter",
     "DeduplicatingCommitter",
+    "ExpiringCommitter",
     "JoiningCommitter",
     "SessionCommitter",
     "TableJoiningCommitter",
@@ -96,6 +98,7 @@ __all__ = [
     "CountWindowCommitter",
     "DataFrameBolt",
     "DeduplicatingCommitter",
+    "ExpiringCommitter",
     "FailedException",
     "Fields",
     "Grouping",
@@ -135,6 +138,7 @@ __all__ = [
     "Tuple",
     "WatermarkCommitter",
     "WindowedCommitter",
+    "by_count",
     "find_poison",
     "hopping",
     "read",

@@ -16,6 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 CallOf = Callable[..., Call]
 #: Arguments without a default -> what to write.
 _EXAMPLES = {
+    "after": "after='30 days'",
+    "count": "count=100",
     "field": "field='cents'",
     "gap": "gap='30 min'",
     "into": "into=postgres('postgresql://user@host/database')",

@@ -14,6 +14,7 @@ from sinks.count_windows import CountWindowCommitter
 from sinks.dead_letter_committers import DeadLetterTable, DeadLetterTopic
 from sinks.event_time.as_of_join import AsOfJoiningCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
+from sinks.event_time.expiry import ExpiringCommitter
 from sinks.event_time.interval_join import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.timers import Entry, TimerCommitter
@@ -72,6 +73,7 @@ __all__ = [
     "DeduplicatingCommitter",
     "DeltaLakeTable",
     "Entry",
+    "ExpiringCommitter",
     "First",
     "Headers",
     "JoiningCommitter",

@@ -19,21 +19,18 @@ from framework.topology import (
     TopologyContext,
     TransactionAttempt,
 )
-from framework.topology.canonical_form import python_values
 from framework.topology.refused_row_bisection import accepted
 from sinks.aggregates import (
     Aggregate,
     expanded_aggregates,
     input_fields,
     output_types,
-    results_column,
     row_folder,
 )
 from sinks.backend import Key, Value
-from sinks.bounded_pages import pages_within
-from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS, size_of
+from sinks.folds_by_part import FoldsByPart
 from sinks.keyed_committer import KeyedCommitter, one_stream
-from sinks.state_committer import Fold, check_no_null_key
+from sinks.state_committer import check_no_null_key
 from sinks.states import MapState
 
 _FIRST, _END, _COUNT = "window_start", "window_end", "records"
@@ -41,7 +38,6 @@ _FIRST, _END, _COUNT = "window_start", "window_end", "records"
 #: records of the key.
 _PART = "window_part"
 _COUNTER = -1
-_AT_PART = "@part"
 
 
 class CountWindowCommitter(KeyedCommitter):
@@ -71,7 +67,8 @@ class CountWindowCommitter(KeyedCommitter):
         self.part = self.window.pane
         taken = {*self.key, _FIRST, _END, _COUNT, _PART}
         self.aggregates = expanded_aggregates(type(self).__name__, aggregates, taken)
-        self._partial: Fields | None = None
+        self._output: Fields | None = None
+        self._folds: FoldsByPart | None = None
         self._batches: list[pa.RecordBatch] = []
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -81,7 +78,8 @@ class CountWindowCommitter(KeyedCommitter):
         self._bind_keyed(component_id, inputs, parallelism)
         types = {name: source.fields.type_of(name) for name in self.key}
         totals = output_types(self.aggregates, source.fields)
-        self._partial = Fields.of({**types, _AT_PART: pa.int64(), **totals})
+        self._output = Fields.of({**types, _FIRST: pa.int64(), _END: pa.int64(), **totals})
+        self._folds = FoldsByPart(component_id, self.key, self.aggregates, self._output)
         self.state.bind(Fields.of({**types, _PART: pa.int64()}), Fields.of({_COUNT: pa.int64(), **totals}))
 
     def _needed(self) -> list[str]:
@@ -92,12 +90,8 @@ class CountWindowCommitter(KeyedCommitter):
         return {"count": self.window.length, "step": self.window.every, "key": list(self.key)}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-        if self._partial is not None:
-            declarer.declare(self._output(self._partial))
-
-    def _output(self, partial: Fields) -> Fields:
-        types = {name: partial.type_of(name) for name in self.key} | {_FIRST: pa.int64(), _END: pa.int64()}
-        return Fields.of({**types, **{name: partial.type_of(name) for name in self.aggregates}})
+        if self._output is not None:
+            declarer.declare(self._output)
 
     # --- in tasks ---------------------------------------------------------------------------------
 
@@ -116,34 +110,18 @@ class CountWindowCommitter(KeyedCommitter):
         self._batches.append(batch)
 
     def finish_batch(self) -> Iterable[pa.RecordBatch]:
-        if self._attempt is None or self._partial is None:
+        if self._attempt is None or self._folds is None or self._output is None:
             return []
         batches, self._batches = self._batches, []
         self.state.begin_commit(self._attempt)
-        out = self._commit(batches, self._partial)
+        out = self._commit(batches, self._folds) if batches else ()
         self.state.commit(self._attempt)
-        return self._sent(out, self._output(self._partial))
+        return self._folds.sent(out, self._output, self._on_refused)
 
-    def _sent(self, windows: Iterable[Value], fields: Fields) -> Iterator[pa.RecordBatch]:
-        schema = fields.schema()
-        columns = partial(self._columns, fields=fields)
-        for page, _ in pages_within(windows, PAGE_ROWS, PAGE_BYTES, size_of):
-            for each in accepted(list(page), columns, self._on_refused):
-                yield pa.RecordBatch.from_arrays(each, schema=schema)
-
-    def _columns(self, rows: Sequence[Value], fields: Fields) -> list[pa.Array]:
-        """Raises ``BadRecordError`` for a value that its type does not hold."""
-        columns = zip(fields.names, zip(*rows, strict=True), strict=True) if rows else ()
-        where = f"component {self._component_id!r}"
-        return [results_column(where, name, values, fields.type_of(name)) for name, values in columns]
-
-    def _commit(self, batches: Sequence[pa.RecordBatch], columns: Fields) -> Iterator[Value]:
-        """Returns the windows that close, one by one: each may have large values. ``columns``: of
-        folded records."""
-        if not batches:
-            return iter(())
+    def _commit(self, batches: Sequence[pa.RecordBatch], folds: FoldsByPart) -> Iterator[Value]:
+        """Returns the windows that close, one by one: each may have large values."""
         rows = pa.concat_tables(pa.Table.from_batches([each]).select(self._needed()) for each in batches)
-        added = accepted(rows, partial(self._added, columns=columns), self._on_refused, self._halves)
+        added = accepted(rows, partial(self._added, folds=folds), self._on_refused, self._halves)
         return chain.from_iterable(list(added))
 
     def _halves(self, rows: pa.Table) -> tuple[pa.Table, pa.Table] | None:
@@ -154,7 +132,7 @@ class CountWindowCommitter(KeyedCommitter):
         of_ones = pa.array([key in ones for key in keys], pa.bool_())
         return (rows.filter(of_ones), rows.filter(pc.invert(of_ones))) if ones else None
 
-    def _added(self, rows: pa.Table, columns: Fields) -> Iterator[Value]:
+    def _added(self, rows: pa.Table, folds: FoldsByPart) -> Iterator[Value]:
         """Add records to the state, and return the windows that close, unless a sum leaves its
         type."""
         keys = self._keys(rows)
@@ -165,14 +143,14 @@ class CountWindowCommitter(KeyedCommitter):
         for key in keys:
             parts.append(counts[key] // self.part)
             counts[key] += 1
-        folded = self._folded(rows, parts, columns)
+        folded = folds.fold(rows, parts)
         together = row_folder(self.aggregates)
         merged = {
             place: together((value[1:], folded[place]))
             for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True)
             if value is not None
         }
-        self._columns(list(merged.values()), columns.select(list(self.aggregates)))  # refuses a sum beyond its type
+        folds.check_totals(list(merged.values()))
         folded |= merged
         closed = [
             (key, end) for key in distinct for end in range(before[key] + 1, counts[key] + 1) if self.window.due(end)
@@ -197,15 +175,3 @@ class CountWindowCommitter(KeyedCommitter):
     def _parts(self, end: int) -> range:
         """The parts of the window that ends before record ``end``."""
         return range(self.window.start(end) // self.part, end // self.part)
-
-    def _folded(self, rows: pa.Table, parts: Sequence[int], columns: Fields) -> dict[Key, Value]:
-        key, schema = (*self.key, _AT_PART), columns.schema()
-        fold = Fold(self._component_id, key, self.aggregates, schema, partial_input=False)
-        for batch in rows.append_column(_AT_PART, pa.array(parts, pa.int64())).to_batches():
-            fold.add(batch)
-        folded = fold.finish()
-        if folded is None:
-            return {}
-        table = pa.Table.from_batches([folded])
-        values = (python_values(table.column(name), name) for name in table.column_names)
-        return {tuple(row[: len(key)]): tuple(row[len(key) :]) for row in zip(*values, strict=True)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.user_call_argument_checks import checks_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,14 @@ class CountWindow:
     early: bool = False
 
     def __post_init__(self) -> None:
-        if self.length < 1 or (self.step is not None and not 1 <= self.step <= self.length):
-            raise ConfigError(f"{self} makes no windows: a length of 1 or more, and a step from 1 to the length")
+        for each in (self.length, self.every):
+            if isinstance(each, bool) or not isinstance(each, int):
+                raise ConfigError(f"{each!r} is a {type(each).__name__}: a window by count has a number of tuples")
+        if not 1 <= self.every <= self.length:
+            raise ConfigError(f"{self!r} makes no windows: a length of 1 or more, and a step from 1 to the length")
+
+    def __str__(self) -> str:
+        return f"by_count({self.length}{f', {self.step}' if self.step is not None else ''})"
 
     def kind(self) -> list[Any]:
         """The settings that must not change while tuples are kept."""
@@ -57,3 +64,10 @@ class CountWindow:
         """The numbers, from 0, of the tuples that no window needs after the one that ends with
         tuple ``count``."""
         return range(self.start(count), self.start(count + self.every))
+
+
+@checks_call
+def by_count(count: int, step: int | None = None) -> CountWindow:
+    """Windows of the last ``count`` rows of a key, one every ``step`` rows; without a step, one
+    window after the other. Raises ``ConfigError``."""
+    return CountWindow(count, step)

@@ -18,6 +18,8 @@ from typing import NamedTuple
 from framework.durations import Duration
 from framework.errors import ConfigError
 
+#: The stream of rows that have expired.
+EXPIRED_STREAM = "expired"
 #: The stream of tuples that arrive after their window has closed.
 LATE_STREAM = "late"
 #: The stream of changes in open windows.

@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from framework.durations import Duration
 from framework.errors import BadRecordError, TopologyError
+from framework.operators.count_windows import CountWindow
 from framework.operators.event_window_assigner import EventWindows
 from framework.streams.polars_frames import frame_of, refusing
 from framework.streams.stateless_steps import Columns
 from framework.streams.watermark_bounds import WatermarkBounds
-from framework.topology import DEFAULT_STREAM, Bolt, Spout
+from framework.topology import DEFAULT_STREAM, Bolt, Fields, Spout
 
 JoinHow = Literal["inner", "left", "right", "outer"]
 
@@ -132,6 +133,15 @@ class StatefulSteps(ABC):
         """The committer that sends each session when it closes."""
 
     @abstractmethod
+    def count_windows(self, name: str, windows: CountWindow, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
+        """The committer that sends each window of a number of rows, in the transaction of its last
+        one."""
+
+    @abstractmethod
+    def timers(self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields) -> Bolt:
+        """The committer of a class of the user's, which keeps a value and timers per key."""
+
+    @abstractmethod
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         """The committer that emits the first row of each key."""
 
@@ -168,6 +178,11 @@ class Target(ABC):
         raise TopologyError(
             f"{self} keeps no row per key, so it cannot take aggregates: use a database, such as sqlite(...) or postgres(...)"
         )
+
+    def expiring(self, key: Sequence[str], aggregates: Mapping[str, Any], on: str, ttl: Duration) -> Bolt:
+        """The committer that keeps aggregates per key, and deletes those of a key that has had no
+        row for ``ttl`` of its time ``on``."""
+        return self.aggregates(key, aggregates)  # refused, as it is overridden with the other
 
     def newest(self, key: Sequence[str], sequence_by: str | None) -> Bolt:
         """The committer that keeps the newest row of each key. Where the column ``tombstone`` is

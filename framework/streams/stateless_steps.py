@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from framework.call_site import Call
 from framework.errors import InvariantViolation
+from framework.operators.count_windows import CountWindow
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
 from framework.operators.timestamps import times_of
@@ -34,6 +35,9 @@ CORRECTION = "correction"
 #: The time of a closed window: the last moment in it, as in Flink.
 WINDOW_TIME = "window_time"
 MOMENT = pa.timestamp("us", "UTC")
+AnyWindows: TypeAlias = EventWindows | Sessions | CountWindow
+#: The windows whose rows are known when they close, so that only ``when_closed`` makes something.
+KNOWN_WHEN_CLOSED: Mapping[type[AnyWindows], str] = {Sessions: "a session", CountWindow: "a window by count"}
 
 Columns = frozenset[str]
 
@@ -240,15 +244,15 @@ class Explode(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows(Step):
-    """Each row once per window that its time belongs to. Of sessions, only ``when_closed`` makes
-    something."""
+    """Each row once per window that its time belongs to. ``on``: the column of the time; None: the
+    windows go by no time."""
 
-    windows: EventWindows | Sessions
-    on: str
+    windows: AnyWindows
+    on: str | None
     bounds: WatermarkBounds
 
     def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
-        if isinstance(self.windows, Sessions):
+        if not isinstance(self.windows, EventWindows):
             return (frame,)
         with refusing(self.call):
             windows = np.full(frame.height, -(-self.windows.length // self.windows.step))
@@ -258,15 +262,14 @@ class Windows(Step):
         return pl.concat(self.applied(frame))
 
     def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
-        if isinstance(self.windows, Sessions):
-            raise InvariantViolation("a session is known when it closes")
+        if not isinstance(self.windows, EventWindows) or self.on is None:
+            raise InvariantViolation(f"{KNOWN_WHEN_CLOSED[type(self.windows)]} is known when it closes")
         for part in self.parts(frame):
             with refusing(self.call):
-                yield from self._assigned(part, self.windows)
+                yield from self._assigned(part, self.windows, self.on)
 
-    def _assigned(self, frame: pl.DataFrame, windows: EventWindows) -> Iterable[pl.DataFrame]:
-        column = frame.get_column(self.on).to_arrow()
-        rows, starts, ends = windows.assign(times_of(column, self.on, "s"))
+    def _assigned(self, frame: pl.DataFrame, windows: EventWindows, on: str) -> Iterable[pl.DataFrame]:
+        rows, starts, ends = windows.assign(times_of(frame.get_column(on).to_arrow(), on, "s"))
         order = np.argsort(rows, kind="stable")
         most = copies_at_a_time(frame) if frame.height == 1 else len(order)
         for first in range(0, max(len(order), 1), max(most, 1)):
@@ -277,7 +280,7 @@ class Windows(Step):
             )
 
     def needs(self, wanted: Columns) -> Columns:
-        return (wanted - {WINDOW_START, WINDOW_END}) | {self.on}
+        return (wanted - {WINDOW_START, WINDOW_END}) | ({self.on} if self.on is not None else set())
 
     def known(self, known: Columns, above: pa.Schema) -> Columns:
         """None: a tombstone has no time."""

@@ -13,9 +13,8 @@ import pyarrow as pa
 from framework.call_site import ByName, Call, called, without_none
 from framework.durations import Duration, micros_above_0
 from framework.errors import ConfigError, TopologyError
-from framework.operators.event_window_assigner import EventWindows
-from framework.operators.sessions import Sessions
-from framework.operators.watermarks import LATE_STREAM, MAX_AHEAD
+from framework.operators.count_windows import CountWindow
+from framework.operators.watermarks import EXPIRED_STREAM, LATE_STREAM, MAX_AHEAD
 from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
@@ -45,11 +44,13 @@ from framework.streams.polars_frames import empty_frame
 from framework.streams.ports import JoinHow, Target
 from framework.streams.sql_select_parser import select_of
 from framework.streams.stateless_steps import (
+    KNOWN_WHEN_CLOSED,
     MOMENT,
     SESSION_END,
     WINDOW_END,
     WINDOW_START,
     WINDOW_TIME,
+    AnyWindows,
     Cast,
     ClosedTime,
     Compute,
@@ -58,7 +59,7 @@ from framework.streams.stateless_steps import (
     Step,
     Windows,
 )
-from framework.streams.table import Grouped, NewestTable, Table, of_target
+from framework.streams.table import Grouped, NewestTable, Table, check_time, of_target
 from framework.streams.unknown_operator_hints import of_item, of_stream
 from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping, Grouping
@@ -448,7 +449,7 @@ class Stream:
 
     def window(
         self,
-        windows: EventWindows | Sessions,
+        windows: AnyWindows,
         *,
         on: str | None = None,
         late: Duration = 0,
@@ -460,8 +461,11 @@ class Stream:
         timestamp of its record in the topic. They become columns, ``window_start`` and
         ``window_end``, and ``window_start`` becomes part of the key of a following ``group_by``: so
         late rows correct their window for ever. ``late``: for ``when_closed``, how far a row may be
-        behind the newest one of its partition. Sessions are known when they close: after
-        ``group_by(...).agg(...)`` only ``when_closed`` follows.
+        behind the newest one of its partition. Sessions, and windows by count, are known when they
+        close: after ``group_by(...).agg(...)`` only ``when_closed`` follows.
+
+        ``by_count(100)``: windows of so many rows of a key, in the order of arrival. They go by no
+        time, so they take none of the other arguments.
 
         The time of a closed window, or session, is the last moment in it, which becomes the column
         ``window_time``; new bounds replace its own, and the watermark stays the same.
@@ -472,22 +476,30 @@ class Stream:
         are idle, event time advances with the clock, by transactions without rows
         (``topology.spout.emit.empty.batches``)."""
         call = called("window", windows, **without_none(on=on))
-        if not isinstance(windows, EventWindows | Sessions):
+        if not isinstance(windows, AnyWindows):
             raise call.mistake(
                 f"{getattr(windows, '__name__', repr(windows))} is no window: "
-                "give tumbling('1 h'), sliding('10 min', '5 min') or session('30 min')"
+                "give tumbling('1 h'), sliding('10 min', '5 min'), session('30 min') or by_count(100)"
             )
+        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
+        if isinstance(windows, CountWindow):
+            if on is not None or bounds != WatermarkBounds():
+                raise call.mistake("a window by count goes by no time: leave on, late, max_ahead and idle_after out")
+            return self._in_windows(call, windows, None, bounds)
         rows = self._closed(call) if on is None else None
         on, rows = (WINDOW_TIME, rows) if rows is not None else (self._time(call, on), self)
         kind = field_of(rows.schema, on).type
         if not (pa.types.is_timestamp(kind) and kind.tz is not None):
             raise call.mistake(f"column {on!r} is {kind}, and windows need a timestamp with a zone: cast it first")
-        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
-        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in rows.schema.names), None)
+        return rows._in_windows(call, windows, on, bounds)
+
+    def _in_windows(self, call: Call, windows: AnyWindows, on: str | None, bounds: WatermarkBounds) -> Stream:
+        taken = next((name for name in (WINDOW_START, WINDOW_END) if name in self.schema.names), None)
         if taken is not None:
             raise call.mistake(f"there is a column {taken!r} already: rename it")
-        schema = pa.schema([*rows.schema, pa.field(WINDOW_START, MOMENT), pa.field(WINDOW_END, MOMENT)])
-        return rows._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
+        bound = MOMENT if on is not None else pa.int64()
+        schema = pa.schema([*self.schema, pa.field(WINDOW_START, bound), pa.field(WINDOW_END, bound)])
+        return self._after(Windows(call=call, schema=schema, windows=windows, on=on, bounds=bounds))
 
     def group_by(self, *columns: str, **named: Expression) -> Grouped:
         """Rows with equal values in these columns belong together. The window that they are in is
@@ -561,7 +573,7 @@ class Stream:
         call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
         on = self._time(call, on)
-        _check_time(call, on, self.schema)
+        check_time(call, on, self.schema)
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         steps = self._pipeline.stateful_steps(call)
         bolt = self._bolt(call, lambda: steps.first_rows(name, keys, on, within))
@@ -729,21 +741,22 @@ class Stream:
             left, right = (stream.schema.field(time).type for stream, time in sides)
             raise call.mistake(f"the times differ: {left} and {right}: cast one")
         stream, time = sides[0]
-        _check_time(call, time, stream.schema)
+        check_time(call, time, stream.schema)
         return Merged(tuple(each._node for each in moments), schema) if len(moments) > 1 else moments[0]._node
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
         """The rows that came too late for the step that this stream comes from: ``when_closed``,
-        ``deduplicate`` or ``join``. Of windows and sessions, they are aggregated per window and
-        transaction, in the columns of the step; else they are as they came. ``side``: of a join,
-        those of this stream or those of the other."""
+        ``deduplicate``, ``join``, ``process``, or ``upsert_into`` of a table that expires. Of
+        windows and sessions, they are aggregated per window and transaction, in the columns of the
+        step; of a table, they have the columns that it uses; else they are as they came. ``side``:
+        of a join, those of this stream or those of the other."""
         call = called("late", *([side] if side is not None else []))
         stream = LATE_STREAM if side is None else f"{LATE_STREAM}_{side}"
         node = self._node
         if not isinstance(node, Placed) or not any(each.startswith(LATE_STREAM) for each in node.side_schemas):
             raise call.mistake(
-                "only a step that goes by event time has late rows: call it on what when_closed(...), deduplicate(...) or "
-                "join(...) returned"
+                "only a step that goes by event time has late rows: call it on what when_closed(...), deduplicate(...), "
+                "join(...) or process(...) returned"
             )
         if stream not in node.side_schemas:
             raise call.mistake(
@@ -754,6 +767,17 @@ class Stream:
                 else "only the late rows of a join have a side: late()"
             )
         return self._of(SideOutput(node, stream))
+
+    def expired(self) -> Stream:
+        """The rows of a table that have expired, each once, with ``expires_at``, the time that the
+        watermark has passed. Of the stream that ``upsert_into`` of ``agg(...).expire(...)``
+        returned."""
+        node = self._node
+        if not isinstance(node, Placed) or EXPIRED_STREAM not in node.side_schemas:
+            raise called("expired").mistake(
+                "only the rows of a table expire: call it on what agg(...).expire('30 days').upsert_into(...) returned"
+            )
+        return self._of(SideOutput(node, EXPIRED_STREAM))
 
     # --- out of the stream ------------------------------------------------------------------------
 
@@ -992,21 +1016,15 @@ class Stream:
 
     def _component(self, call: Call, bolt: Bolt, name: str, grouping: Grouping, **options: Any) -> Placed:
         """``options``: of ``Placed``."""
-        if _in_windows(self._node, Sessions):
-            raise call.mistake("a session is known when it closes: group_by(...).agg(...).when_closed(name=...)")
+        for kind, what in KNOWN_WHEN_CLOSED.items():
+            if _in_windows(self._node, kind):
+                raise call.mistake(f"{what} is known when it closes: group_by(...).agg(...).when_closed(name=...)")
         placed = Placed(id=name, above=self._node, bolt=bolt, grouping=grouping, call=call, **options)
         return self._pipeline.place(placed)
 
     def _of(self, node: Node) -> Stream:
         """The rows of another node of the same pipeline."""
         return Stream(self._pipeline, node)
-
-
-def _check_time(call: Call, name: str, schema: pa.Schema) -> None:
-    """A number has no unit, so it is no time."""
-    kind = field_of(schema, name).type
-    if not pa.types.is_temporal(kind):
-        raise call.mistake(f"column {name!r} is {kind}, and event time needs a timestamp: cast it first")
 
 
 def _number_above_0(call: Call, what: str, number: int | None) -> int | None:
@@ -1020,7 +1038,7 @@ def _check_kind(call: Call, kind: object) -> None:
         raise call.mistake(f"kind is {kind!r}: give 'arrow', 'polars' or 'pandas'")
 
 
-def _in_windows(node: Node, kind: type[EventWindows | Sessions] | None = None) -> bool:
+def _in_windows(node: Node, kind: type[AnyWindows] | None = None) -> bool:
     """Whether rows have been put into windows, of this kind, and still say into which."""
     if kind is None and WINDOW_START not in node.schema.names:
         return False

@@ -5,29 +5,44 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
 import pyarrow as pa
 
 from framework.call_site import Call, called, without_none
-from framework.durations import Duration
-from framework.errors import ConfigError, RatchetError, TopologyError
+from framework.durations import Duration, micros_above_0
+from framework.errors import ConfigError, InvariantViolation, RatchetError, TopologyError
+from framework.operators.count_windows import CountWindow
+from framework.operators.event_window_assigner import EventWindows
 from framework.operators.sessions import Sessions
-from framework.operators.watermarks import CHANGED_STREAM
-from framework.streams.hidden_columns import TIMESTAMP, check_new_names, hidden_of
+from framework.operators.watermarks import CHANGED_STREAM, MAX_AHEAD
+from framework.streams.hidden_columns import TIMESTAMP, check_new_names, field_of, hidden_of
 from framework.streams.plan import BeforeWindows, Node, Placed, SideOutput, Stepped, name_of, ways_to
 from framework.streams.polars_expressions import column_or_expression
 from framework.streams.ports import JoinHow, StatefulSteps, Target
-from framework.streams.stateless_steps import SESSION_END, WINDOW_END, WINDOW_START, Compute, Filter, Windows
+from framework.streams.stateless_steps import (
+    KNOWN_WHEN_CLOSED,
+    SESSION_END,
+    WINDOW_END,
+    WINDOW_START,
+    AnyWindows,
+    Compute,
+    Filter,
+    Windows,
+)
 from framework.streams.unknown_operator_hints import of_grouped, of_table
+from framework.streams.watermark_bounds import WatermarkBounds
 from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
 from framework.user_call_argument_checks import checks_arguments
 
 if TYPE_CHECKING:
     from framework.streams.stream import Stream
+
+#: The columns in which windows end, of those that end at a time.
+_ENDS: Mapping[type[AnyWindows], str] = {EventWindows: WINDOW_END, Sessions: SESSION_END}
 
 
 @checks_arguments
@@ -86,6 +101,47 @@ class Grouped:
                 raise call.mistake(error) from None
         return AggregatesTable(stream, self._key, made)
 
+    def process(
+        self,
+        kind: type[Bolt],
+        *,
+        on: str | None = None,
+        output: Fields,
+        name: str,
+        late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
+        advance_when_idle: bool = False,
+        parallelism: int = 1,
+    ) -> Stream:
+        """The rows that code of your own emits, which gets the rows of a key in the order of their
+        times ``on``, by default the timestamps of their records in the topic, keeps a value per
+        key, and sets timers. ``kind``: a subclass of ``TimerCommitter``, with ``on_record`` and
+        ``on_timer``. ``output``: the columns that it emits, as in ``Fields(order=str, cents=int)``.
+
+        ``late``: how far a row may be behind the newest one of its partition; rows that are later
+        are left out: ``late()`` of this stream has them. ``max_ahead``, ``idle_after``,
+        ``advance_when_idle``: as of ``window``. ``name``: the id, which the state follows."""
+        stream, key = self._stream, self._key
+        call = called("process", getattr(kind, "__name__", kind), **without_none(on=on, name=name))
+        on = stream._time(call, on)
+        check_time(call, on, stream.schema)
+        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
+        if not isinstance(output, Fields) or not output.names or output.schema() is None:
+            raise call.mistake("say which columns it emits, and their types, as in output=Fields(order=str, cents=int)")
+        check_new_names(call, output.names)
+        steps = stream._pipeline.stateful_steps(call)
+        bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=on, output=output))
+        return stream._placed(
+            call,
+            bolt,
+            name,
+            FieldsGrouping(Fields(*key)),
+            parallelism=parallelism,
+            watermarks=stream._pipeline.watermarks(call, name, stream._node, on=on, bounds=bounds),
+            hidden=frozenset(hidden_of([on])),
+        )
+
 
 @checks_arguments
 class Table(ABC):
@@ -116,15 +172,16 @@ class Table(ABC):
         bolt = of_target(call, self._stream._pipeline.note, target, self._committer)
         self.check_tombstones()
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
-        grouping = FieldsGrouping(Fields(*self._key))
+        own = next(each for each in (name, self._name, target.name) if each is not None)
         return self._stream._placed(
             call,
             bolt,
-            next(each for each in (name, self._name, target.name) if each is not None),
-            grouping,
+            own,
+            FieldsGrouping(Fields(*self._key)),
             parallelism=parallelism,
             uses=self._uses(),
             keys=self.tombstone_keys(),
+            **self._by_time(call, own),
         )
 
     def append_into(self, target: Target, **options: Any) -> Stream:
@@ -139,6 +196,10 @@ class Table(ABC):
     @abstractmethod
     def _uses(self) -> tuple[str, ...] | None:
         """The columns that the committer takes; None: all."""
+
+    def _by_time(self, call: Call, name: str) -> Mapping[str, Any]:
+        """The options of a ``Placed`` that goes by event time."""
+        return {}
 
     def tombstone_keys(self) -> tuple[str, ...]:
         """The columns that a tombstone needs to delete its row; none where it deletes none."""
@@ -161,10 +222,44 @@ class AggregatesTable(Table):
     def __repr__(self) -> str:
         return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)})"
 
+    def expire(
+        self,
+        after: Duration,
+        *,
+        on: str | None = None,
+        late: Duration = 0,
+        max_ahead: Duration = MAX_AHEAD,
+        idle_after: Duration | None = None,
+        advance_when_idle: bool = False,
+    ) -> ExpiringTable:
+        """The table without the rows of keys that have had no row for so long, by the time ``on``;
+        by default, that is the timestamp of the record in its topic. A row is deleted in the
+        transaction whose watermark passes the newest time of its key plus ``after``. Rows of that
+        transaction count before.
+
+        ``upsert_into(...)`` keeps it, with a column ``expires_at``; ``expired()`` of the stream
+        that it returns has each deleted row once, and ``late()`` the rows that are ``after`` or
+        more behind the watermark, which change nothing. ``late``: how far a row may be behind the
+        newest one of its partition. ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of
+        ``window``."""
+        call = called("expire", after, **without_none(on=on))
+        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
+        on = self._stream._time(call, on)
+        check_time(call, on, self._stream.schema)
+        try:
+            micros_above_0(after, "the time after which a row expires")
+        except ConfigError as error:
+            raise call.mistake(error) from None
+        return ExpiringTable(self._stream, self._key, self._aggregates, on, after, bounds)
+
     def when_closed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
         ``window_end`` (of sessions: ``session_start``, ``session_end``) and the aggregates. Rows
         that are too late for their window are left out: ``late()`` of this stream has them.
+
+        A window by count comes in the transaction of its last row. Its ``window_start`` is the
+        number of its first row among those of its key, from 0, and its ``window_end`` the number
+        after its last one.
 
         ``allowed_lateness``: how long after its end a window still takes rows; it is then sent
         again, and the column ``correction`` is true. ``name``: the id, which the state follows; by
@@ -177,10 +272,20 @@ class AggregatesTable(Table):
         ``when_closed``: one row per window and transaction. Of one table, ``when_changed`` and
         ``when_closed`` with the same ``name`` are two streams of one step."""
         call = called("when_changed", **without_none(name=name))
-        placed = self._windows(call, name, allowed_lateness, parallelism)
-        if CHANGED_STREAM not in placed.side_schemas:
-            raise call.mistake("a session is known when it closes: use when_closed(name=...)")
-        return self._stream._of(SideOutput(placed, CHANGED_STREAM))
+        what = KNOWN_WHEN_CLOSED.get(type(self._before(call).windows.windows))
+        if what is not None:
+            raise call.mistake(f"{what} is known when it closes: use when_closed(name=...)")
+        return self._stream._of(SideOutput(self._windows(call, name, allowed_lateness, parallelism), CHANGED_STREAM))
+
+    def _before(self, call: Call) -> BeforeWindows:
+        """The rows before they were put into windows."""
+        found = _before_windows(self._stream._node, self._stream._pipeline.before_windows)
+        if found is None:
+            raise call.mistake(
+                "only windows close: begin with window(tumbling('1 h'), on=...), and then group_by(...), without steps between "
+                "that use the start or the end"
+            )
+        return found
 
     def _windows(self, call: Call, given: str | None, allowed_lateness: Duration, parallelism: int) -> Placed:
         """The step that keeps the open windows."""
@@ -192,36 +297,20 @@ class AggregatesTable(Table):
                 raise call.mistake(f"{placed.call} has other options: give both the same")
             return placed
         pipeline = self._stream._pipeline
-        found = _before_windows(self._stream._node, pipeline.before_windows)
-        if found is None:
-            raise call.mistake(
-                "only windows close: begin with window(tumbling('1 h'), on=...), and then group_by(...), without steps between "
-                "that use the start or the end"
-            )
-        node, windows = found.rows, found.windows
+        node, windows = self._before(call)
+        kind, on = windows.windows, windows.on
         key = tuple(each for each in self._key if each != WINDOW_START)
         if not key:
             raise call.mistake("group by at least one column besides the window")
+        if allowed_lateness and not isinstance(kind, EventWindows):
+            raise call.mistake(f"{KNOWN_WHEN_CLOSED[type(kind)]} that is over stays over: leave allowed_lateness out")
         try:
-            committers, kind = pipeline.stateful_steps(call), windows.windows
-            if isinstance(kind, Sessions):
-                if allowed_lateness:
-                    raise call.mistake("a session that is over stays over: leave allowed_lateness out")
-                gap = datetime.timedelta(microseconds=kind.gap)
-                bolt = committers.sessions(name, gap, windows.on, key, self._aggregates)
-            else:
-                bolt = committers.windows(
-                    name,
-                    kind,
-                    on=windows.on,
-                    key=key,
-                    aggregates=self._aggregates,
-                    allowed_lateness=allowed_lateness,
-                )
+            bolt = self._committer_of(pipeline.stateful_steps(call), name, windows, key, allowed_lateness)
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-        watermarks = pipeline.watermarks(call, name, node, on=windows.on, bounds=windows.bounds)
-        uses = tuple(dict.fromkeys([windows.on, *(each for each in self._uses() if each != WINDOW_START)]))
+        watermarks = pipeline.watermarks(call, name, node, on=on, bounds=windows.bounds) if on is not None else ()
+        timed = [on] if on is not None else []
+        uses = tuple(dict.fromkeys([*timed, *(each for each in self._uses() if each != WINDOW_START)]))
         placed = self._stream._of(node)._component(
             call,
             bolt,
@@ -231,10 +320,25 @@ class AggregatesTable(Table):
             uses=uses,
             hidden=frozenset(hidden_of(uses)),
             watermarks=watermarks,
-            closes=SESSION_END if isinstance(kind, Sessions) else WINDOW_END,
+            closes=_ENDS.get(type(kind)),
         )
         self._closing[name] = options, placed
         return placed
+
+    def _committer_of(
+        self, committers: StatefulSteps, name: str, windows: Windows, key: Sequence[str], allowed_lateness: Duration
+    ) -> Bolt:
+        kind, on = windows.windows, windows.on
+        if isinstance(kind, CountWindow):
+            return committers.count_windows(name, kind, key, self._aggregates)
+        if on is None:
+            raise InvariantViolation(f"{kind} goes by a time")
+        if isinstance(kind, Sessions):
+            gap = datetime.timedelta(microseconds=kind.gap)
+            return committers.sessions(name, gap, on, key, self._aggregates)
+        return committers.windows(
+            name, kind, on=on, key=key, aggregates=self._aggregates, allowed_lateness=allowed_lateness
+        )
 
     def _own_name(self, call: Call) -> str:
         """The name where the user gives none: of what is read, and of the key."""
@@ -249,8 +353,45 @@ class AggregatesTable(Table):
         return target.aggregates(self._key, self._aggregates)
 
     def _uses(self) -> tuple[str, ...]:
-        fields = [each.field for each in self._aggregates.values() if each.field is not None]
-        return tuple(dict.fromkeys([*self._key, *fields]))
+        return _used(self._key, self._aggregates)
+
+
+class ExpiringTable(Table):
+    """Aggregates per key, without those of keys that had no row for a time."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        key: tuple[str, ...],
+        aggregates: Mapping[str, Any],
+        on: str,
+        after: Duration,
+        bounds: WatermarkBounds,
+    ) -> None:
+        super().__init__(stream, key)
+        self._aggregates, self._on, self._after, self._bounds = aggregates, on, after, bounds
+
+    def __repr__(self) -> str:
+        return f"Table({', '.join(self._key)} -> {', '.join(self._aggregates)}, for {self._after})"
+
+    def _committer(self, target: Target) -> Bolt:
+        return target.expiring(self._key, self._aggregates, self._on, self._after)
+
+    def _uses(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*_used(self._key, self._aggregates), self._on]))
+
+    def _by_time(self, call: Call, name: str) -> Mapping[str, Any]:
+        node, pipeline = self._stream._node, self._stream._pipeline
+        return {
+            "hidden": frozenset(hidden_of([self._on])),
+            "watermarks": pipeline.watermarks(call, name, node, on=self._on, bounds=self._bounds),
+        }
+
+
+def _used(key: Sequence[str], aggregates: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns that aggregates per key take."""
+    fields = [each.field for each in aggregates.values() if each.field is not None]
+    return tuple(dict.fromkeys([*key, *fields]))
 
 
 class NewestTable(Table):
@@ -346,6 +487,13 @@ def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> Befo
     schema = pa.schema([each for each in step.schema if each.name not in own])
     known[node] = BeforeWindows(Stepped(found.rows, dataclasses.replace(step, schema=schema)), found.windows)
     return known[node]
+
+
+def check_time(call: Call, name: str, schema: pa.Schema) -> None:
+    """A number has no unit, so it is no time."""
+    kind = field_of(schema, name).type
+    if not pa.types.is_temporal(kind):
+        raise call.mistake(f"column {name!r} is {kind}, and event time needs a timestamp: cast it first")
 
 
 def of_target(call: Call, note: Callable[[Target], None], target: object, make: Callable[[Any], Bolt]) -> Bolt:

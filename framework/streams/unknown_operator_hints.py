@@ -23,6 +23,8 @@ _CHANGES = (
 )
 
 _AGGREGATES = ("agg", "aggregate", "sum", "count", "mean", "avg", "min", "max", "reduce", "nunique")
+_PROCESS = "process(Unpaid, on='at', output=Fields(order=str), name=...), with a subclass of TimerCommitter"
+_COUNTS = "window(by_count(100)).group_by(...).agg(...).when_closed(name=...)"
 _WINDOWS = ("tumbling", "hopping", "sliding", "session")
 #: Of a stream: a name that people know from elsewhere, in lower case without ``_``: what to write.
 _OF_STREAM: Mapping[str, str] = {
@@ -32,7 +34,7 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(("withcolumnrenamed", "withcolumnsrenamed"), "rename(old='new')"),
     **dict.fromkeys(("groupby", "groupbykey", "keyby", "partitionby"), "group_by('shop')"),
     **dict.fromkeys(("flatmap", "flatmapvalues", "flattransform"), "flat_map(function, word=str)"),
-    **dict.fromkeys(("apply", "mapvalues", "transform", "process"), "map(function, word=str)"),
+    **dict.fromkeys(("apply", "mapvalues", "transform"), "map(function, word=str)"),
     **dict.fromkeys(("mapinpandas", "mapinarrow", "pipe"), "map_batches(function, kind='pandas', n=int)"),
     **dict.fromkeys(("mappartition", "mappartitions", "foreachpartition"), "map_partitions(function, n=int)"),
     **dict.fromkeys(("union", "unionall", "unionbyname", "concat", "vstack"), "merge(other)"),
@@ -43,10 +45,12 @@ _OF_STREAM: Mapping[str, str] = {
     **dict.fromkeys(_AGGREGATES, _AGGREGATE),
     **dict.fromkeys(("whenclosed", "whenchanged", "tumble", "hop", "windowedby", "resample"), _CLOSES),
     **dict.fromkeys((*_WINDOWS, *(f"{each}window" for each in _WINDOWS)), _CLOSES),
+    **dict.fromkeys(("bycount", "countwindow", "countwindowall", "tumblingcountwindow", "slidingcountwindow"), _COUNTS),
     **dict.fromkeys(("collect", "show", "head", "limit", "take", "print", "foreach", "topandas", "topolars"), _LOOK),
     **dict.fromkeys(("write", "writestream", "sink", "sinkto", "to", "totopic", "tosql", "tocsv", "toparquet"), _SINK),
     **dict.fromkeys(("columns", "dtypes"), "schema"),
     "insertinto": _SINK,
+    "process": "map(function, word=str), or group_by('order').process(...), with a subclass of TimerCommitter",
 }
 
 
@@ -130,6 +134,8 @@ def of_grouped(own: object, name: str) -> Exception:
     hints = {
         **dict.fromkeys(_AGGREGATES, "agg(n=count(), total=sum_('cents'))"),
         "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
+        **dict.fromkeys(("timers", "ontimer", "apply", "map", "transform", "transformwithstate", "flatmap"), _PROCESS),
+        "countwindow": "window(by_count(100)).group_by(...), the window first",
         "filter": "filter('cents > 0').group_by(...), the filter first",
     }
     return unknown_operator("a grouped stream", name, own, hints, "it becomes a table by agg(n=count())")
@@ -140,6 +146,7 @@ def of_table(own: object, name: str) -> Exception:
     hints = {
         "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
         "join": "stream.join(table, on=..., name=...), the stream first",
+        **dict.fromkeys(("ttl", "withttl", "statettl", "expireafter"), "agg(...).expire('30 days', on='at')"),
         "tokafka": "upsert_into(...), and to_kafka(...) of the stream of changes that it returns",
     }
     return unknown_operator("a table", name, own, hints, _CHANGES)

@@ -30,7 +30,8 @@ from ratchet.streams.server_addresses import Server
 from ratchet.streams.sources import OPTIONS, Kafka, Rows, Topics, check_moment
 from ratchet.streams.stateful_steps import StatefulStepsIn
 from ratchet.streams.targets import Database, Store, Topic, mysql, postgres, sqlite
-from sinks import Mirror, TableJoiningCommitter
+from sinks import ExpiringCommitter, Mirror
+from sinks.keyed_committer import KeyedCommitter
 from spouts import BytesCodec, Codec, DebeziumChanges
 from spouts.kafka.record_deserialization import METADATA_TYPES
 
@@ -341,7 +342,7 @@ class Pipeline(StreamsPipeline):
         done = run_on(topology, sample, faults=struck, take=take, config=config)
         found: dict[str, RowsTable] = {}
         for each in self._sinks():
-            if each.watermarks or isinstance(each.bolt, TableJoiningCommitter):
+            if isinstance(each.bolt, KeyedCommitter) and not isinstance(each.bolt, ExpiringCommitter):
                 rows_of_sink = done.rows(each.id)
             elif done.has_table(each.id):
                 rows_of_sink = done.table(each.id)

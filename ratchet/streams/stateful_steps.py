@@ -8,17 +8,20 @@ from typing import Any, Literal
 
 from framework.durations import Duration
 from framework.errors import TopologyError
+from framework.operators.count_windows import CountWindow
 from framework.operators.event_window_assigner import EventWindows
 from framework.streams.ports import JoinHow, StatefulSteps
 from framework.streams.watermark_bounds import WatermarkBounds
-from framework.topology import Bolt
+from framework.topology import Bolt, Fields
 from ratchet.streams.targets import Store
 from sinks import (
     AsOfJoiningCommitter,
+    CountWindowCommitter,
     DeduplicatingCommitter,
     JoiningCommitter,
     SessionCommitter,
     TableJoiningCommitter,
+    TimerCommitter,
     WatermarkCommitter,
     WindowedCommitter,
 )
@@ -58,6 +61,16 @@ class StatefulStepsIn(StatefulSteps):
 
     def sessions(self, name: str, gap: Duration, on: str, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         return SessionCommitter(self._of(name), gap, on=on, key=key, aggregates=aggregates)
+
+    def count_windows(self, name: str, windows: CountWindow, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
+        return CountWindowCommitter(self._of(name), windows.length, step=windows.step, key=key, aggregates=aggregates)
+
+    def timers(self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields) -> Bolt:
+        if not (isinstance(kind, type) and issubclass(kind, TimerCommitter)):
+            raise TopologyError(f"{kind!r} is no subclass of TimerCommitter: write one, with on_record and on_timer")
+        if lacking := sorted(getattr(kind, "__abstractmethods__", ())):
+            raise TopologyError(f"{kind.__name__} has no {lacking[0]}: write it")
+        return kind(self._of(name), key=key, on=on, output=output)
 
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within)

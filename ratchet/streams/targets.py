@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from framework.call_site import Call, called, options_of
+from framework.durations import Duration
 from framework.errors import TopologyError
 from framework.streams.ports import Target
 from framework.topology import Bolt
@@ -21,6 +22,7 @@ from sinks import (
     AppendCommitter,
     DeadLetterTable,
     DeadLetterTopic,
+    ExpiringCommitter,
     KafkaSink,
     MapBackend,
     OpaqueMapState,
@@ -44,6 +46,9 @@ class Store(Target):
 
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         return StateCommitter(OpaqueMapState(self._backend()), key, aggregates)
+
+    def expiring(self, key: Sequence[str], aggregates: Mapping[str, Any], on: str, ttl: Duration) -> Bolt:
+        return ExpiringCommitter(self.state(), key=key, aggregates=aggregates, on=on, ttl=ttl)
 
     def state(self) -> OpaqueMapState:
         """A state that a step keeps in this store."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from framework.errors import TopologyError
 from framework.operators.timestamps import check_times, micros_since_epoch, times_of
 from framework.operators.watermarks import LATE_STREAM, NEVER
-from framework.topology import Fields, Input, OutputFieldsDeclarer
+from framework.topology import HIDDEN, Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
@@ -54,7 +54,7 @@ class Entry:
         self._timers.discard(_micros(at))
 
     def emit(self, **row: Any) -> None:
-        """Emit a row: the declared fields by name."""
+        """Emit a row: the declared fields by name. A field that is left out is null."""
         self._emitted.append(row)
 
     def _taken(self) -> list[Mapping[str, Any]]:
@@ -190,8 +190,9 @@ class TimerCommitter(WatermarkedCommitter):
         before it."""
         self._fire(entry, at)
         entry._now = at
-        names = (*self.key, *self._own)
-        self.on_record(entry, dict(zip(names, (*entry.key, *values), strict=True)), _moment(at))
+        record = dict(zip((*self.key, *self._own), (*entry.key, *values), strict=True))
+        seen = {name: each for name, each in record.items() if not name.startswith(HIDDEN)}
+        self.on_record(entry, seen, _moment(at))
 
     def _end(self, entry: Entry | None, watermark: int) -> Sequence[Mapping[str, Any]]:
         """Let the other timers pass, and write the entry, after all records of its key. Returns the
@@ -209,6 +210,12 @@ class TimerCommitter(WatermarkedCommitter):
         return entry._taken()
 
     def _rows(self, emitted: Sequence[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
+        unknown = next((name for row in emitted for name in row if name not in self.output.names), None)
+        if unknown is not None:
+            raise TopologyError(
+                f"committer {self._component_id!r} emits a field {unknown!r}, which output= does not declare (there are: "
+                f"{', '.join(self.output.names)})"
+            )
         if emitted:
             yield pa.RecordBatch.from_pylist([dict(row) for row in emitted], self.output.schema())
 

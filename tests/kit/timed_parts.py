@@ -17,6 +17,7 @@ from sinks import (
     CountWindowCommitter,
     DeduplicatingCommitter,
     Entry,
+    ExpiringCommitter,
     JoiningCommitter,
     MapBackend,
     OpaqueMapState,
@@ -32,7 +33,7 @@ from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.waiting import PATIENCE_S
 from tests.sinks.event_time.test_interval_join import ROW, Part
 
-PARTS = ["windows", "sessions", "first", "pairs", "valued", "current", "timers", "counted"]
+PARTS = ["windows", "sessions", "first", "pairs", "valued", "current", "timers", "expiring", "counted"]
 #: Of these, the parts with two streams of records.
 JOINS = ("pairs", "valued", "current")
 
@@ -108,6 +109,7 @@ def topology(
         "valued": lambda: AsOfJoiningCommitter(state("part"), **both),
         "current": lambda: TableJoiningCommitter(state("part"), key=["id"], table="payment_at"),
         "timers": lambda: Reminding(state("part"), output=Fields(id=str, number=int), **one),
+        "expiring": lambda: ExpiringCommitter(state("part"), ttl=20, aggregates=count, **one),
         "counted": lambda: CountWindowCommitter(state("part"), 5, step=2, key=["id"], aggregates=count),
     }
     subscribed = builder.set_bolt("part", parts[part](), 2)

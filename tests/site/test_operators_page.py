@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from framework.streams import Grouped
-from framework.streams.table import AggregatesTable, NewestTable
+from framework.streams.table import AggregatesTable, ExpiringTable, NewestTable
 from ratchet import Pipeline, Stream, Table
 from tests.kit.processes import ROOT
 
@@ -19,7 +19,7 @@ CLASSES: dict[str, tuple[str, type]] = {
     "Stream": ("Stream", Stream),
     "Grouped": ("Grouped", Grouped),
     "Table": ("Table", Table),
-    "AggregatesTable": ("Table of windows", AggregatesTable),
+    "AggregatesTable": ("Table of aggregates", AggregatesTable),
 }
 #: What the parts of a pipeline call on each other.
 INTERNAL = {
@@ -82,8 +82,9 @@ def test_each_public_operator_is_on_the_page_with_its_arguments(name: str) -> No
     assert sorted(rows) == sorted(signature(kind, each) for each in operators)
 
 
-def test_a_table_of_newest_rows_has_no_operator_of_its_own() -> None:
+def test_other_tables_have_no_operators_of_their_own() -> None:
     assert public(NewestTable) - public(Table) == INTERNAL["NewestTable"]
+    assert public(ExpiringTable) == public(Table)
 
 
 def test_a_signature_is_shown_as_it_is_written() -> None:

@@ -13,13 +13,16 @@ import pytest
 from framework import Fields, TransactionAttempt
 from framework.operators.event_clock import EventClock
 from framework.operators.event_window_assigner import hopping, tumbling
+from framework.operators.watermarks import NEVER
 from framework.testing import crash, fail_attempt, replay
 from framework.topology.planning_time_stream import CLOCK_FIELDS
 from sinks import MemoryBackend, OpaqueMapState
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
+from sinks.event_time.expiry import ExpiringCommitter
 from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed_committer import WindowedCommitter
 from tests.kit.searching import first_seed
+from tests.sinks.event_time import test_expiry
 from tests.sinks.event_time.test_windows import check
 
 pytestmark = pytest.mark.rule("C43")
@@ -110,6 +113,31 @@ MUTATIONS: list[Patch] = [
 ]
 
 
+def records_of_the_transaction_prolong_every_row(patch: pytest.MonkeyPatch) -> None:
+    extend = ExpiringCommitter._extend
+    patch.setattr(ExpiringCommitter, "_extend", lambda self, ends, at, _: extend(self, ends, at, NEVER))
+
+
+def a_later_record_ends_a_row_before_the_watermark(patch: pytest.MonkeyPatch) -> None:
+    extend = ExpiringCommitter._extend
+    patch.setattr(ExpiringCommitter, "_extend", lambda self, ends, at, _: extend(self, ends, at, -NEVER))
+
+
+def late_behind_the_watermark(patch: pytest.MonkeyPatch) -> None:
+    on_time = ExpiringCommitter._on_time
+    patch.setattr(ExpiringCommitter, "_on_time", lambda self, watermark: on_time(self, watermark + self.ttl))
+
+
+MUTATIONS_OF_EXPIRY: list[Patch] = [
+    closed_before_the_last_record,
+    closed_windows_stay,
+    replay_finds_no_closed_window,
+    records_of_the_transaction_prolong_every_row,
+    a_later_record_ends_a_row_before_the_watermark,
+    late_behind_the_watermark,
+]
+
+
 def replanned() -> None:
     """An opaque batch is planned again, and then holds less than the attempt that wrote and was
     lost."""
@@ -156,9 +184,29 @@ def attempt(number: int) -> None:
     check(drawn, chance.randrange(1, 9), faults, opaque=chance.random() < 0.5, lag=chance.randrange(3), window=window)
 
 
+def attempt_at_expiry(number: int) -> None:
+    chance = random.Random(number)
+    rows = [(chance.choice("abc"), chance.randrange(60), 1) for _ in range(chance.randrange(8, 30))]
+    take, lag = chance.randrange(1, 9), chance.randrange(12)
+    kinds = [fail_attempt, replay, lambda txid: crash(txid, "written"), crash]
+    faults = [chance.choice(kinds)(txid) for txid in range(1, -(-len(rows) // take) + 1) if chance.random() < 0.4]
+    assert test_expiry.run(rows, take, faults, lag=lag) == test_expiry.expected(rows, take, lag)
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.__name__)
 def test_a_rule_that_is_taken_out_is_noticed(mutation: Patch, seed: int) -> None:
-    def is_wrong(number: int) -> bool:
+    first_seed(range(seed, seed + TRIES), is_wrong(mutation, attempt))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS_OF_EXPIRY, ids=lambda each: each.__name__)
+def test_a_rule_of_expiry_that_is_taken_out_is_noticed(mutation: Patch, seed: int) -> None:
+    first_seed(range(seed, seed + TRIES), is_wrong(mutation, attempt_at_expiry))
+
+
+def is_wrong(mutation: Patch, attempt: Callable[[int], None]) -> Callable[[int], bool]:
+    """Whether an attempt notices the mutation."""
+
+    def noticed(number: int) -> bool:
         with pytest.MonkeyPatch.context() as patch:
             mutation(patch)
             try:
@@ -167,4 +215,4 @@ def test_a_rule_that_is_taken_out_is_noticed(mutation: Patch, seed: int) -> None
                 return True
         return False
 
-    first_seed(range(seed, seed + TRIES), is_wrong)
+    return noticed

@@ -16,6 +16,7 @@ from framework.transactions import MemoryStore
 from sinks import (
     Count,
     DeduplicatingCommitter,
+    ExpiringCommitter,
     JoiningCommitter,
     Max,
     MemoryBackend,
@@ -125,6 +126,7 @@ def test_every_committer_of_event_time_names_its_settings() -> None:
     state, count = OpaqueMapState(MemoryBackend()), {"n": Count()}
     for one, other in (
         (SessionCommitter(state, 5, on="at", key=["k"], aggregates=count), {"gap": 5_000_000}),
+        (ExpiringCommitter(state, key=["k"], on="at", ttl=5, aggregates={"n": Count()}), {"ttl": 5_000_000}),
         (DeduplicatingCommitter(state, key=["k"], on="at", within=5), {"within": 5_000_000}),
         (JoiningCommitter(state, key=["k"], left="a", right="b", within=5), {"within": 5_000_000, "how": "inner"}),
     ):

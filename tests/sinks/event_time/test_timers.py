@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
+from framework import CLOCK_STREAM, Fields, Topology, TopologyFailed, TransactionalTopologyBuilder
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import run_on
 from sinks import Entry, MemoryBackend, OpaqueMapState, TimerCommitter, WatermarkCommitter
@@ -158,3 +158,14 @@ def test_batches_tasks_and_failures_change_no_timer(drawn: Any, take: int, fault
     watermark = min(rows[-1][2] for rows in partitions.values())
     every = [(row[0], row[2], row[3]) for rows in partitions.values() for row in rows]
     assert sent(done) == expected(every, watermark)
+
+
+class Misspelt(Silent):
+    def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
+        entry.emit(id=entry.key[0], att=at)
+
+
+def test_a_row_with_a_field_that_is_not_declared_is_refused() -> None:
+    said = r"'silent' emits a field 'att', which output= does not declare \(there are: id, at, numbers, over\)"
+    with pytest.raises(TopologyFailed, match=said):
+        run_on(topology(Misspelt), {0: [["a", 0, 10, 1], ["b", 0, 50, 2]]})

@@ -21,6 +21,7 @@ from framework.transactions import MemoryStore
 from sinks import AppendCommitter, Count, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, UpsertCommitter
 from sinks.count_windows import CountWindowCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
+from sinks.event_time.expiry import ExpiringCommitter
 from sinks.event_time.interval_join import JoiningCommitter
 from sinks.event_time.sessions import SessionCommitter
 from sinks.event_time.timers import TimerCommitter
@@ -362,6 +363,7 @@ def committer(name: str) -> Bolt:
         "sessions": lambda: SessionCommitter(state, 10, on="at", **own),
         "count windows": lambda: CountWindowCommitter(state, 2, **own),
         "totals": lambda: StateCommitter(state, **own),
+        "expiring": lambda: ExpiringCommitter(state, ttl=10, on="at", **own),
         "first": lambda: DeduplicatingCommitter(state, key=["shop"], on="at", within=10),
         "alarms": lambda: _Alarms(state, on="at", key=["shop"], output=Fields(shop=str)),
     }
@@ -378,7 +380,9 @@ class _Alarms(TimerCommitter):
 
 @pytest.mark.each_value_once
 @pytest.mark.parametrize("field", ["shop", "at"])
-@pytest.mark.parametrize("name", ["windows of windows", "sessions", "count windows", "totals", "first", "alarms"])
+@pytest.mark.parametrize(
+    "name", ["windows of windows", "sessions", "count windows", "totals", "expiring", "first", "alarms"]
+)
 def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: str, field: str) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
     builder = TransactionalTopologyBuilder("due", "orders", spout)

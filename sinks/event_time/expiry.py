@@ -1,0 +1,182 @@
+"""Aggregates per key that are deleted when the key had no record for a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from framework.durations import Duration, micros_above_0
+from framework.errors import TopologyError
+from framework.operators.timestamps import check_times, times_of
+from framework.operators.watermarks import EXPIRED_STREAM, LATE_STREAM, NEVER
+from framework.topology import Fields, Input, OutputFieldsDeclarer
+from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_folder
+from sinks.backend import Key, Value
+from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
+from sinks.folds_by_part import FoldsByPart
+from sinks.keyed_committer import one_stream
+from sinks.states import MapState
+
+_EXPIRES = "expires_at"
+
+
+class _Changed(NamedTuple):
+    """The rows of the keys that a transaction has records of. ``live``: those that stay.
+    ``expired``: those that ended, with the key and the end in front."""
+
+    live: Mapping[Key, Value]
+    expired: Sequence[Value]
+    keys: frozenset[Key]
+
+
+class ExpiringCommitter(WatermarkedCommitter):
+    """Keeps aggregates per key, in one row, and deletes the row when its key had no record for
+    ``ttl`` of event time: in the transaction whose watermark passes the newest time of its records
+    plus ``ttl``.
+
+    * ``key``, ``aggregates``: as in a ``StateCommitter``.
+    * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
+
+    Records count before the watermark of their transaction does: a record that comes before the end
+    of its row prolongs it, and one at the end or after it starts another row, if the watermark
+    passes the end in that transaction. If it does not, the record prolongs the row as well. The
+    table contains ``expires_at``, in microseconds since 1970.
+
+    Default stream: each changed key that has a row, with its new values. ``EXPIRED_STREAM``: each
+    row that expires, once, with ``expires_at``. ``LATE_STREAM``: the records that are ``ttl`` or
+    more behind the watermark, with the fields that are used; they change nothing. Other records
+    behind the watermark count.
+
+    In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
+    """
+
+    due_streams = frozenset({EXPIRED_STREAM})
+
+    def __init__(
+        self,
+        state: MapState,
+        *,
+        key: Sequence[str],
+        aggregates: Mapping[str, Aggregate],
+        on: str,
+        ttl: Duration,
+        unit: Literal["s", "ms", "us"] = "s",
+    ) -> None:
+        super().__init__(state, key)
+        self.on, self.unit = on, unit
+        self.ttl = micros_above_0(ttl, "ttl")
+        if _EXPIRES in self.key:
+            raise TopologyError(f"ExpiringCommitter: the key has a field {_EXPIRES!r}, as the state has: rename it")
+        self.aggregates = expanded_aggregates(type(self).__name__, aggregates, {*self.key, _EXPIRES})
+        self._output: Fields | None = None
+        self._folds: FoldsByPart | None = None
+        self._batches: list[pa.RecordBatch] = []
+
+    # --- on the driver ----------------------------------------------------------------------------
+
+    def _bind_records(self, *records: Input) -> None:
+        source = one_stream(self._component_id, records, self._needed())
+        check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
+        types = {name: source.fields.type_of(name) for name in self.key}
+        totals = output_types(self.aggregates, source.fields)
+        self._output = Fields.of({**types, **totals})
+        self._folds = FoldsByPart(self._component_id, self.key, self.aggregates, self._output)
+        self.state.bind(Fields.of(types), Fields.of({_EXPIRES: pa.int64(), **totals}))
+        self.state.backend.order_by(_EXPIRES)
+
+    def _needed(self) -> list[str]:
+        """The fields of a record."""
+        return list(dict.fromkeys([*self.key, self.on, *input_fields(self.aggregates)]))
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return {"on": self.on, "unit": self.unit, "key": list(self.key), "ttl": self.ttl}
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        if self._output is not None and self._fields is not None:
+            declarer.declare(self._output)
+            declarer.declare(self._expired_fields(self._output), EXPIRED_STREAM)
+            declarer.declare(self._fields.select(self._needed()), LATE_STREAM)
+
+    def _expired_fields(self, output: Fields) -> Fields:
+        types = {name: output.type_of(name) for name in output.names}
+        own = {name: types.pop(name) for name in self.key}
+        return Fields.of({**own, _EXPIRES: pa.timestamp("us", "UTC"), **types})
+
+    # --- in tasks ---------------------------------------------------------------------------------
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self._check_records(batch, self.on, self.unit)
+        self._batches.append(batch)
+
+    def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
+        if self._folds is None or self._output is None:
+            raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
+        folds, output, expired = self._folds, self._output, self._expired_fields(self._output)
+        changed = self._changed(list(self._on_time(watermarks.before)), watermarks.after, folds)
+        yield from folds.sent(((*key, *value[1:]) for key, value in changed.live.items()), output, self._on_refused)
+        self._expire(changed.expired, folds, expired)
+        self.state.multi_put(list(changed.live), list(changed.live.values()))
+        for page in self.state.due(_EXPIRES, NEVER, watermarks.after, self._mine):
+            self._expire([(*key, *value) for key, value in page if key not in changed.keys], folds, expired)
+            self.state.delete([key for key, _ in page if key not in changed.live])
+            self.state.write()
+
+    def _expire(self, rows: Iterable[Value], folds: FoldsByPart, fields: Fields) -> None:
+        for batch in folds.sent(rows, fields, self._on_refused):
+            self._collector.emit_arrow(batch, EXPIRED_STREAM)
+
+    def _on_time(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        """The arrived records, without the late ones, which are sent to their stream."""
+        batches, self._batches = self._batches, []
+        for batch in (each.select(self._needed()) for each in batches):
+            late = pa.array(times_of(batch.column(self.on), self.on, self.unit) <= watermark - self.ttl)
+            if late.true_count:
+                self._emit_late(batch.filter(late))
+                batch = batch.filter(pc.invert(late))
+            if batch.num_rows:
+                yield batch
+
+    def _changed(self, batches: Sequence[pa.RecordBatch], watermark: int, folds: FoldsByPart) -> _Changed:
+        if not batches:
+            return _Changed({}, [], frozenset())
+        rows = pa.Table.from_batches(batches)
+        times = times_of(rows.column(self.on).combine_chunks(), self.on, self.unit).tolist()
+        places: dict[Key, list[int]] = {}
+        for place, key in enumerate(self._keys(rows)):
+            places.setdefault(key, []).append(place)
+        held = dict(zip(places, self.state.multi_get(list(places)), strict=True))
+        parts = [0] * len(times)
+        ends: dict[Key, list[int]] = {}
+        for key, its in places.items():
+            value = held[key]
+            ends[key] = [value[0]] if value is not None else []
+            for place in sorted(its, key=times.__getitem__):
+                parts[place] = self._extend(ends[key], times[place], watermark)
+        folded = folds.fold(rows, parts)
+        together = row_folder(self.aggregates)
+        for key, value in held.items():
+            if value is not None:
+                new = folded.get((*key, 0))
+                folded[(*key, 0)] = together((value[1:], new)) if new is not None else value[1:]
+        folds.check_totals(list(folded.values()))
+        live: dict[Key, Value] = {}
+        expired: list[Value] = []
+        for key, its in ends.items():
+            for part, end in enumerate(its):
+                if end > watermark:
+                    live[key] = (end, *folded[(*key, part)])
+                else:
+                    expired.append((*key, end, *folded[(*key, part)]))
+        return _Changed(live, expired, frozenset(ends))
+
+    def _extend(self, ends: list[int], at: int, watermark: int) -> int:
+        """Add a record to the last row of a key, or begin one. Returns its number. ``ends``: those
+        of the rows."""
+        if not ends or ends[-1] <= min(at, watermark):
+            ends.append(at + self.ttl)
+        else:
+            ends[-1] = max(ends[-1], at + self.ttl)
+        return len(ends) - 1
