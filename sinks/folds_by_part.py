@@ -8,9 +8,8 @@ from functools import partial
 import pyarrow as pa
 
 from framework.topology import Fields
-from framework.topology.refused_row_bisection import OnRefused
 from framework.topology.canonical_form import python_values
-from framework.topology.refused_row_bisection import accepted
+from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.aggregates import Aggregate, results_column
 from sinks.backend import Key, Value
 from sinks.bounded_pages import pages_within
