@@ -98,6 +98,8 @@ class KafkaBroker(Server):
 
     name = "kafka"
     kind = "kafka"
+    #: Settings of every broker; those of one override them.
+    common_settings: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -112,7 +114,9 @@ class KafkaBroker(Server):
         node_id: int = 1,
         where: str | None = None,
     ) -> None:
-        super().__init__(folder, port, guarded=guarded, settings=settings, where=where)
+        super().__init__(
+            folder, port, guarded=guarded, settings={**self.common_settings, **(settings or {})}, where=where
+        )
         self._progress = progress
         self._secure = secure
         self._secure_port = (secure.port or free_port()) if secure is not None else 0

@@ -19,6 +19,7 @@ from framework.topology import (
 )
 from framework.topology.bolts import OnBadRecord
 from framework.topology.inspectable import inspectable, with_scratch_states
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.appendable_table import Table
 from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.sqlite_standin_table import ScratchTable
@@ -93,13 +94,20 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
     ) -> None:
         super().prepare(conf, context, collector, batch_id)
         self._partitions = set()
+        # Rows that fall due by time, beside others, and what is called for those that are left out.
+        self._due: RowBuffer | None = None
+        self._leave_out_due: OnRefused | None = None
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         rows = batch.select(list(self._fields.names)).cast(self.table.schema)
         self.table.check_rows(rows)
         if len(self._partitions) <= PARTITIONS_MAX:
             self._partitions |= self.table.partitions_of(rows)
-        self._batches.append(rows)
+        if self._on_refused is None and self._on_refused_due is not None and isinstance(self.table, RowTable):
+            self._due, self._leave_out_due = self._due or self._no_rows(), self._on_refused_due
+            self._due.append(rows)
+        else:
+            self._batches.append(rows)
 
     def keep_for_commit(self) -> bytes:
         """Raises ``BatchTooLargeError``. Rows that another committer emits in the commit phase are
@@ -112,8 +120,17 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
             )
         return super().keep_for_commit()
 
+    def may_try_writes(self) -> bool:
+        return isinstance(self.table, RowTable)
+
+    def try_writes(self) -> None:
+        if self._attempt is not None and self._batches and isinstance(self.table, RowTable):
+            self.table.try_write(self._attempt, self._batches)
+
     def finish_batch(self) -> None:
         if self._attempt is None:
             return
-        if self._batches or self._attempt.is_one_step:
+        if self._due is not None and isinstance(self.table, RowTable):
+            self.table.write(self._attempt, self._batches, self._leave_out_due, due=self._due)
+        elif self._batches or self._attempt.is_one_step:
             self.table.write(self._attempt, self._batches, self._on_refused)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from framework.operators.count_windows import CountWindow
 from framework.topology import (
@@ -17,6 +20,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.canonical_form import python_values
+from framework.topology.refused_row_bisection import accepted
 from sinks.aggregates import (
     Aggregate,
     expanded_aggregates,
@@ -116,14 +120,16 @@ class CountWindowCommitter(KeyedCommitter):
             return []
         batches, self._batches = self._batches, []
         self.state.begin_commit(self._attempt)
-        out = self._commit(batches, self._partial) if batches else ()
+        out = self._commit(batches, self._partial)
         self.state.commit(self._attempt)
         return self._sent(out, self._output(self._partial))
 
     def _sent(self, windows: Iterable[Value], fields: Fields) -> Iterator[pa.RecordBatch]:
         schema = fields.schema()
+        columns = partial(self._columns, fields=fields)
         for page, _ in pages_within(windows, PAGE_ROWS, PAGE_BYTES, size_of):
-            yield pa.RecordBatch.from_arrays(self._columns(page, fields), schema=schema)
+            for each in accepted(list(page), columns, self._on_refused):
+                yield pa.RecordBatch.from_arrays(each, schema=schema)
 
     def _columns(self, rows: Sequence[Value], fields: Fields) -> list[pa.Array]:
         """Raises ``BadRecordError`` for a value that its type does not hold."""
@@ -131,9 +137,26 @@ class CountWindowCommitter(KeyedCommitter):
         where = f"component {self._component_id!r}"
         return [results_column(where, name, values, fields.type_of(name)) for name, values in columns]
 
-    def _commit(self, batches: Sequence[pa.RecordBatch], partial: Fields) -> Iterator[Value]:
-        """Returns the windows that close, one by one: each may have large values."""
+    def _commit(self, batches: Sequence[pa.RecordBatch], columns: Fields) -> Iterator[Value]:
+        """Returns the windows that close, one by one: each may have large values. ``columns``: of
+        folded records."""
+        if not batches:
+            return iter(())
         rows = pa.concat_tables(pa.Table.from_batches([each]).select(self._needed()) for each in batches)
+        added = accepted(rows, partial(self._added, columns=columns), self._on_refused, self._halves)
+        return chain.from_iterable(list(added))
+
+    def _halves(self, rows: pa.Table) -> tuple[pa.Table, pa.Table] | None:
+        """The rows of half of the keys, and of the others; None for one key."""
+        keys = self._keys(rows)
+        distinct = list(dict.fromkeys(keys))
+        ones = set(distinct[: len(distinct) // 2])
+        of_ones = pa.array([key in ones for key in keys], pa.bool_())
+        return (rows.filter(of_ones), rows.filter(pc.invert(of_ones))) if ones else None
+
+    def _added(self, rows: pa.Table, columns: Fields) -> Iterator[Value]:
+        """Add records to the state, and return the windows that close, unless a sum leaves its
+        type."""
         keys = self._keys(rows)
         distinct = list(dict.fromkeys(keys))
         held = self.state.multi_get([(*key, _COUNTER) for key in distinct])
@@ -142,14 +165,14 @@ class CountWindowCommitter(KeyedCommitter):
         for key in keys:
             parts.append(counts[key] // self.part)
             counts[key] += 1
-        folded = self._folded(rows, parts, partial)
+        folded = self._folded(rows, parts, columns)
         together = row_folder(self.aggregates)
         merged = {
             place: together((value[1:], folded[place]))
             for place, value in zip(folded, self.state.multi_get(list(folded)), strict=True)
             if value is not None
         }
-        self._columns(list(merged.values()), partial.select(list(self.aggregates)))  # refuses a sum beyond its type
+        self._columns(list(merged.values()), columns.select(list(self.aggregates)))  # refuses a sum beyond its type
         folded |= merged
         closed = [
             (key, end) for key in distinct for end in range(before[key] + 1, counts[key] + 1) if self.window.due(end)
@@ -175,8 +198,8 @@ class CountWindowCommitter(KeyedCommitter):
         """The parts of the window that ends before record ``end``."""
         return range(self.window.start(end) // self.part, end // self.part)
 
-    def _folded(self, rows: pa.Table, parts: Sequence[int], partial: Fields) -> dict[Key, Value]:
-        key, schema = (*self.key, _AT_PART), partial.schema()
+    def _folded(self, rows: pa.Table, parts: Sequence[int], columns: Fields) -> dict[Key, Value]:
+        key, schema = (*self.key, _AT_PART), columns.schema()
         fold = Fold(self._component_id, key, self.aggregates, schema, partial_input=False)
         for batch in rows.append_column(_AT_PART, pa.array(parts, pa.int64())).to_batches():
             fold.add(batch)
@@ -184,5 +207,5 @@ class CountWindowCommitter(KeyedCommitter):
         if folded is None:
             return {}
         table = pa.Table.from_batches([folded])
-        columns = (python_values(table.column(name), name) for name in table.column_names)
-        return {tuple(row[: len(key)]): tuple(row[len(key) :]) for row in zip(*columns, strict=True)}
+        values = (python_values(table.column(name), name) for name in table.column_names)
+        return {tuple(row[: len(key)]): tuple(row[len(key) :]) for row in zip(*values, strict=True)}

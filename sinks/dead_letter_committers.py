@@ -169,7 +169,7 @@ class DeadLetterTopic(_DeadLetters):
     def check_written(self, conf: Mapping[str, Any], context: TopologyContext, standing: Standing) -> None:
         merged = self._settings.with_conf(conf)
         with suppress(RetryableError):  # the topic may be made before the first letter
-            if writers.limits(merged, self._topic, fresh=True).needs_key:
+            if writers.limits(merged, self._topic, fresh_for=object()).needs_key:
                 raise ConfigError(
                     f"topic {self._topic!r} is compacted, so that the broker would refuse dead letters without a key and "
                     "remove others: set cleanup.policy=delete, or give another topic"

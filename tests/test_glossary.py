@@ -1,11 +1,11 @@
 """The glossary: words that it rules out name nothing in the packages."""
 
-import ast
 import re
 
 from tests.kit.processes import ROOT
 
 PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet")
+NAMED = re.compile(r"^\s*(?:class|(?:async )?def) (\w+)", re.MULTILINE)
 GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
 
 
@@ -27,12 +27,10 @@ def words_of(name: str) -> set[str]:
 def test_no_module_class_or_function_carries_a_word_that_the_glossary_rules_out() -> None:
     words = ruled_out()
     assert len(words) >= 7
+    assert NAMED.findall("class A:\n    async def b(self): ...\n    def c(): ...") == ["A", "b", "c"]
     found = []
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        names = [path.stem]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                names.append(node.name)
+        names = [path.stem, *NAMED.findall(path.read_text(encoding="utf-8"))]
         found += [f"{path.relative_to(ROOT)}: {name}" for name in names if words & words_of(name)]
     assert found == []
 

@@ -17,6 +17,8 @@ from tests.kit.processes import ROOT
 PACKAGES = ("framework", "spouts", "sinks", "integration", "ratchet", "tests", "examples", "benchmarks")
 #: Imported, and brought by a distribution that is declared: pyspark, testcontainers.
 COME_ALONG = {"py4j", "docker"}
+#: The parts of a statement that hold statements.
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 def is_module(name: str) -> bool:
@@ -30,7 +32,9 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     ``from a.b import c`` names ``a.b``. It also names ``a.b.c``, unless the package ``a.b``
     mentions ``c`` itself, or has it when it is asked.
     """
-    for node in ast.walk(tree):
+    statements = [tree]
+    for node in statements:  # grows: to look into expressions would take as long as to parse
+        statements += (each for part in BLOCKS for each in getattr(node, part, ()))
         if isinstance(node, ast.Import):
             yield from ((node.lineno, each.name) for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

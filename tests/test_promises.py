@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.kit.marks import KINDS, Held, collected, of_the_suite
@@ -30,9 +28,11 @@ def test_the_page_of_promises_says_where_each_is_tested(tests: list[Held]) -> No
     assert PAGE.read_text(encoding="utf-8") == page(tests), "run: python -m tests.kit.promises"
 
 
-def test_marks_make_some_parameters_slow(tmp_path: Path) -> None:
-    file = tmp_path / "test_marked.py"
-    file.write_text(
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Held]]:
+    """The tests of two modules, by module."""
+    folder = tmp_path_factory.mktemp("marked")
+    (folder / "test_marked.py").write_text(
         "import pytest\n"
         "@pytest.mark.rule('C1')\n"
         "@pytest.mark.slow_for('mysql', 'two words')\n"
@@ -56,7 +56,26 @@ def test_marks_make_some_parameters_slow(tmp_path: Path) -> None:
         "    @pytest.mark.rule('C1')\n"
         "    def test_rule(self): ...\n"
     )
-    quick = [each.test.rsplit("::")[-1] for each in collected(file) if not each.slow]
+    (folder / "test_promising.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.rule('C1', 'C2')\n"
+        "@pytest.mark.parametrize('often', [1, pytest.param(9, marks=[pytest.mark.slow, pytest.mark.rule('C3')])])\n"
+        "def test_quick_and_slow(often): ...\n"
+        "@pytest.mark.slow\n"
+        "@pytest.mark.rule('C2')\n"
+        "@pytest.mark.fault(7)\n"
+        "def test_slow(): ...\n"
+        "def test_unmarked(): ...\n"
+    )
+    found = collected(folder)
+    return {
+        name: [each for each in found if f"/{name}.py::" in f"/{each.test}"]
+        for name in ("test_marked", "test_promising")
+    }
+
+
+def test_marks_make_some_parameters_slow(marked: dict[str, list[Held]]) -> None:
+    quick = [each.test.rsplit("::")[-1] for each in marked["test_marked"] if not each.slow]
     assert quick == [
         "test_some[1-my]",
         "test_some[2-my]",
@@ -70,20 +89,8 @@ def test_marks_make_some_parameters_slow(tmp_path: Path) -> None:
     ]
 
 
-def test_a_promise_that_only_slow_tests_hold_is_tested_by_make_test_all(tmp_path: Path) -> None:
-    file = tmp_path / "test_marked.py"
-    file.write_text(
-        "import pytest\n"
-        "@pytest.mark.rule('C1', 'C2')\n"
-        "@pytest.mark.parametrize('often', [1, pytest.param(9, marks=[pytest.mark.slow, pytest.mark.rule('C3')])])\n"
-        "def test_quick_and_slow(often): ...\n"
-        "@pytest.mark.slow\n"
-        "@pytest.mark.rule('C2')\n"
-        "@pytest.mark.fault(7)\n"
-        "def test_slow(): ...\n"
-        "def test_unmarked(): ...\n"
-    )
-    found = collected(file)
+def test_a_promise_that_only_slow_tests_hold_is_tested_by_make_test_all(marked: dict[str, list[Held]]) -> None:
+    found = marked["test_promising"]
     assert [(each.test.rsplit("::")[-1], each.slow) for each in found] == [
         ("test_quick_and_slow[1]", False),
         ("test_quick_and_slow[9]", True),

@@ -106,8 +106,13 @@ class TaskComponent:
     inputs: tuple[Input, ...]
     committer: bool
     direct_streams: frozenset[str] = frozenset()
-    #: Whether it loses only the rows that it refuses: all of its rows fall due by time (ADR 126).
-    leaves_out_rows: bool = False
+    #: The inputs whose rows fall due by time: only those that it refuses are left out (ADR 126).
+    due_inputs: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def leaves_out_rows(self) -> bool:
+        """Whether all of its rows fall due by time, and so those that it refuses are left out."""
+        return bool(self.due_inputs) and {(each.component_id, each.stream) for each in self.inputs} <= self.due_inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +322,7 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
     return ExecutionPlan(
         topology_id=topology.id,
         components={
-            each.id: _task_component(topology, each, each.id in below and _leaves_out_rows(topology, each))
+            each.id: _task_component(topology, each, _due_inputs(topology, each) if each.id in below else frozenset())
             for each in topology.components
         },
         edges=tuple(edges),
@@ -329,21 +334,21 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
     )
 
 
-def _leaves_out_rows(topology: Graph, component: Component) -> bool:
-    """Whether all rows of a component below committers fall due by time, and those that it refuses
-    are left out: its own ``on_bad_record`` says so, or that of every stream of the spout above."""
-    if not _rows_fall_due(topology, component):
-        return False
+def _due_inputs(topology: Graph, component: Component) -> frozenset[tuple[str, str]]:
+    """The streams above a component below committers all rows of which fall due by time. Empty
+    if rows that it refuses may not be left out: neither its own ``on_bad_record`` says so, nor that
+    of every stream of the spout above."""
+    due = [(each.component_id, each.stream) for each in component.subscriptions if _falls_due(topology, each)]
+    return frozenset(due) if due and _may_leave_out(topology, component) else frozenset()
+
+
+def _may_leave_out(topology: Graph, component: Component) -> bool:
     if isinstance(component.instance, Bolt) and component.instance.on_bad_record != "fail":
         return True
     above, spout = upstream_of(topology, component.id), topology.components[0]
     read = {sub.stream for each in above for sub in each.subscriptions if sub.component_id == spout.id}
     records = read - {CLOCK_STREAM}
     return isinstance(spout.instance, PartitionedSpout) and all(map(spout.instance.leaves_out_bad_records, records))
-
-
-def _rows_fall_due(topology: Graph, component: Component) -> bool:
-    return all(_falls_due(topology, each) for each in component.subscriptions)
 
 
 def _falls_due(topology: Graph, stream: Subscription) -> bool:
@@ -361,7 +366,7 @@ def _falls_due(topology: Graph, stream: Subscription) -> bool:
     return bool(made_of) and all(_falls_due(topology, each) for each in made_of)
 
 
-def _task_component(topology: Graph, component: Component, leaves_out_rows: bool) -> TaskComponent:
+def _task_component(topology: Graph, component: Component, due_inputs: frozenset[tuple[str, str]]) -> TaskComponent:
     inputs = tuple(
         Input(sub.component_id, sub.stream, topology[sub.component_id].streams[sub.stream], sub.grouping)
         for sub in component.subscriptions
@@ -376,7 +381,7 @@ def _task_component(topology: Graph, component: Component, leaves_out_rows: bool
         inputs=inputs,
         committer=component.committer,
         direct_streams=component.direct_streams,
-        leaves_out_rows=leaves_out_rows,
+        due_inputs=due_inputs,
     )
 
 

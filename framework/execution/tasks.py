@@ -184,7 +184,7 @@ class _Runner:
         for edge in task.topology.plan.edges_from(component.id):
             self._edges[edge.stream].append(edge)
         self.context = task.topology.context(component, index)
-        self._leaves_out = task.phase is Phase.COMMIT and component.leaves_out_rows
+        self._due_inputs = component.due_inputs if task.phase is Phase.COMMIT else frozenset()
         self._fresh = restored is None
         if restored is not None:
             self.bolt, self.collector = restored
@@ -203,7 +203,7 @@ class _Runner:
                 self.bolt.prepare(self.task.topology.conf, self.context, self.collector, self.attempt)
                 if kept is not None and isinstance(self.bolt, Committer):
                     self.bolt.take_for_commit(kept)
-                if self._leaves_out and isinstance(self.bolt, Committer):
+                if self._due_inputs and self.component.leaves_out_rows and isinstance(self.bolt, Committer):
                     self.bolt.leave_out_refused(self._leave_out)
 
     def guarded(self, component_id: str | None = None) -> _Guard:
@@ -251,7 +251,10 @@ class _Runner:
         bolt, report = self.bolt, self.task.report
         report.received[edge.index] = report.received.get(edge.index, 0) + batch.num_rows
         with self.guarded():
-            if isinstance(bolt, ArrowBolt) and self._leaves_out and bolt.takes_batches_whole:
+            is_due = (edge.source, edge.stream) in self._due_inputs
+            if self._due_inputs and isinstance(bolt, Committer):
+                bolt._on_refused_due = self._leave_out if is_due else None
+            if isinstance(bolt, ArrowBolt) and is_due and bolt.takes_batches_whole:
                 self._execute_in_parts(bolt, batch)
             elif isinstance(bolt, ArrowBolt):
                 self._emit_all(bolt.execute_arrow(batch))
@@ -325,7 +328,11 @@ class _Runner:
         same component, in the same attempt, with the same rows taken in. Its emitted rows have left
         the collector."""
         with self.guarded():
-            kept = self.bolt.keep_for_commit() if isinstance(self.bolt, Committer) else None
+            kept = None
+            if isinstance(self.bolt, Committer):
+                if self.task.header.tries_writes:
+                    self.bolt.try_writes()
+                kept = self.bolt.keep_for_commit()
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None
@@ -451,7 +458,7 @@ class _LevelTask:
         target = self.topology.plan.components[edge.target]
         bolt = target.template if target.factory is None else self.topology.instance(target)
         combiner = bolt.combiner() if isinstance(bolt, Bolt) else None
-        if combiner is not None and self.phase is Phase.COMMIT and target.leaves_out_rows:
+        if combiner is not None and self.phase is Phase.COMMIT and (edge.source, edge.stream) in target.due_inputs:
             combiner.leave_out_refused(partial(self.leave_out, target.id))
         return combiner
 

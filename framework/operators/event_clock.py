@@ -7,7 +7,7 @@ on its planning time, which is part of the plan. So a replay gives the same wate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,12 +30,15 @@ class EventClock:
     * ``planned_at``: when the transaction was planned.
     * ``elapsed``: grows by the time between the plans. It never goes back, as the clock of another
       leader may, and stands still while a partition has unplanned records: during that time, no
-      partition becomes idle."""
+      partition becomes idle.
+    * ``timeless``: partition -> the elapsed time since which it has been read, and had no record
+      with an event time."""
 
     watermark: int = NEVER
     planned_at: int = NEVER
     elapsed: int = 0
     partitions: Mapping[str, PartitionTime] = field(default_factory=dict)
+    timeless: Mapping[str, int] = field(default_factory=dict)
 
     def after(
         self,
@@ -46,6 +49,7 @@ class EventClock:
         idle_after: int | None,
         unread: bool = False,
         behind: bool = False,
+        begun: Iterable[str] = (),
         advance_when_idle: bool = False,
     ) -> EventClock:
         """The clock after a transaction.
@@ -56,6 +60,9 @@ class EventClock:
           watermark; None: it always does.
         * ``unread``: a partition has records, none of which was ever read.
         * ``behind``: the transaction reads nothing from a partition that has records.
+        * ``begun``: the partitions that have been read, but not to their end so far. While such a
+          partition had no event time, its next record may be as old as any. So it delays the
+          watermark, until it is idle: ``idle_after`` counts from its first records.
         * ``advance_when_idle``: while all partitions are idle, event time advances with the elapsed
           time.
 
@@ -72,19 +79,19 @@ class EventClock:
         for partition, at in newest.items():
             before = known.get(partition)
             known[partition] = PartitionTime(max(at, before.newest) if before is not None else at, elapsed)
+        timeless = {each: self.timeless.get(each, elapsed) for each in begun if each not in known}
+        waits = any(not is_idle(since, elapsed, idle_after) for since in timeless.values())
         reached = slowest(known.values(), elapsed, idle_after, advance_when_idle=advance_when_idle)
         watermark = self.watermark
-        if reached != NEVER and not unread:
+        if reached != NEVER and not unread and not waits:
             watermark = max(watermark, reached - out_of_orderness)
-        return EventClock(watermark, planned_at, elapsed, known)
+        return EventClock(watermark, planned_at, elapsed, known, timeless)
 
     def held_up_by(self, idle_after: int | None) -> str | None:
         """The partition that is furthest behind among those that are not idle."""
-        awake = [
-            (each.newest, name)
-            for name, each in self.partitions.items()
-            if not is_idle(each.seen_at, self.elapsed, idle_after)
-        ]
+        read = [(NEVER, name, since) for name, since in self.timeless.items()]
+        read += [(each.newest, name, each.seen_at) for name, each in self.partitions.items()]
+        awake = [(at, name) for at, name, since in read if not is_idle(since, self.elapsed, idle_after)]
         return min(awake)[1] if awake else None
 
     def document(self) -> dict[str, Any]:
@@ -94,9 +101,11 @@ class EventClock:
             "planned_at": self.planned_at,
             "elapsed": self.elapsed,
             "partitions": {name: list(each) for name, each in sorted(self.partitions.items())},
+            "timeless": dict(sorted(self.timeless.items())),
         }
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> EventClock:
         partitions = {name: PartitionTime(*each) for name, each in document["partitions"].items()}
-        return EventClock(document["watermark"], document["planned_at"], document["elapsed"], partitions)
+        timeless = document.get("timeless", {})  # older rows lack it
+        return EventClock(document["watermark"], document["planned_at"], document["elapsed"], partitions, timeless)

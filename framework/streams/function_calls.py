@@ -45,6 +45,10 @@ _setups_lock = threading.RLock()
 check_alive: ContextVar[Callable[[], None]] = ContextVar("check_alive", default=lambda: None)
 
 
+def _nothing(result: Any) -> None:
+    """Accept each result."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
     """How a function is called. ``timeout_s``: of one call of an ``async def``. ``retries``: how
@@ -71,22 +75,23 @@ class Calls:
         """The functions of the user."""
         return [self.function, *([self.setup] if self.setup is not None else [])]
 
-    def results(self, arguments: Iterable[Any]) -> list[Any]:
+    def results(self, arguments: Iterable[Any], check: Callable[[Any], None] = _nothing) -> list[Any]:
         """The results of ``each``."""
-        return list(self.each(arguments))
+        return list(self.each(arguments, check))
 
-    def each(self, arguments: Iterable[Any]) -> Iterable[Any]:
+    def each(self, arguments: Iterable[Any], check: Callable[[Any], None] = _nothing) -> Iterable[Any]:
         """The result of the function for each argument. A plain function is called when its result
-        is asked for.
+        is asked for. ``check`` gets each result before the next call begins; what it raises ends
+        the calls.
 
         Raises ``RetryableError`` where the time is over or a connection fails, after the last try,
         and else what the function raised. A ``BadRecordError`` is not tried again."""
         more = () if self.setup is None else (self._made(self.setup),)
         if self.is_async:
-            return _awaited(self._together(arguments, more))
-        return (self._tried(argument, more) for argument in arguments)
+            return _awaited(self._together(arguments, more, check))
+        return (self._tried(argument, more, check) for argument in arguments)
 
-    def _tried(self, argument: Any, more: tuple[Any, ...]) -> Any:
+    def _tried(self, argument: Any, more: tuple[Any, ...], check: Callable[[Any], None]) -> Any:
         tries = 0
         while True:
             try:
@@ -99,9 +104,12 @@ class Calls:
         if isinstance(result, CoroutineType):
             result.close()
             raise self.call.mistake("the function returned a coroutine: give the async def itself")
+        check(result)
         return result
 
-    async def _together(self, arguments: Iterable[Any], more: tuple[Any, ...]) -> list[Any]:
+    async def _together(
+        self, arguments: Iterable[Any], more: tuple[Any, ...], check: Callable[[Any], None]
+    ) -> list[Any]:
         results: list[Any] = []
         waiting = iter(arguments)
 
@@ -110,6 +118,7 @@ class Calls:
                 place = len(results)
                 results.append(None)
                 results[place] = await self._tried_async(argument, more)
+                check(results[place])
 
         try:
             async with asyncio.TaskGroup() as group:

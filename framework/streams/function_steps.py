@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
 
 from framework.call_site import Call
-from framework.errors import BadRecordError, TopologyError
+from framework.errors import BadRecordError
 from framework.streams.function_calls import Calls
 from framework.streams.hidden_columns import MARK, with_hidden_of, without_hidden
 from framework.streams.polars_frames import UNREPRESENTABLE, dicts_of, refusing
-from framework.streams.row_growth_limits import FEW, PART_BYTES, Growth
+from framework.streams.row_growth_limits import FEW, PART_BYTES, ROWS_AT_A_TIME, Growth, gathered
 from framework.streams.stateless_steps import Columns, Step
 from framework.topology.arrow_columns import cast_column, column_of
 from framework.topology.canonical_form import equal
-
-#: A column of numbers that rise where tombstones begin or end.
-_RUN = "run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +90,12 @@ class RemakingStep(CallingStep):
         """A tombstone after the step."""
         return tuple(row[name] if name in known else None for name in self.schema.names)
 
-    def _changes(self, names: Iterable[str]) -> TopologyError:
-        """The mistake of a function that changes such a column."""
-        return self.call.mistake(
+    def _changes(self, names: Iterable[str]) -> BadRecordError:
+        """The refusal of a row in which a function changes such a column."""
+        return refusal(
+            self.call,
             f"the function changes {', '.join(map(repr, sorted(names)))}, which says whose row a tombstone deletes: give the "
-            "other value another name, or ask read_kafka for metadata=['tombstone'] and return that column, too"
+            "other value another name, or ask read_kafka for metadata=['tombstone'] and return that column, too",
         )
 
 
@@ -113,7 +112,7 @@ class FunctionMap(RemakingStep):
                 raise self.call.mistake("the function yields rows: use flat_map(...), or return one row")
             return [given]
         if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-            raise self.call.mistake(f"it returned {given!r}, which is no list of rows: return a list, or yield rows")
+            raise refusal(self.call, f"it returned {given!r}, which is no list of rows: return a list, or yield rows")
         return given
 
     def _made_of(self, given: Any) -> Iterator[tuple[Any, ...]]:
@@ -157,6 +156,9 @@ class FunctionMap(RemakingStep):
 
     def _in_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """Frames of few bytes of the rows that were made of each row of ``frame``."""
+        return gathered(self._in_small_parts(made, frame))
+
+    def _in_small_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         rows: list[tuple[Any, ...]] = []
         origins: list[int] = []
         held = size = 0
@@ -168,7 +170,7 @@ class FunctionMap(RemakingStep):
                 if growth is not None and (place == 0 or place >= FEW):
                     size = growth.by(row)
                 held += size
-                if held >= PART_BYTES:
+                if held >= PART_BYTES or (growth is None and len(rows) == ROWS_AT_A_TIME):
                     yield with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, origins)
                     rows, origins, held = [], [], 0
         yield with_hidden_of(frame_of_values(self.call, self.schema, rows), frame, origins)
@@ -195,12 +197,13 @@ class TableStep(RemakingStep):
         table = self._table(returned)
         missing = next((name for name in self.schema.names if name not in table.column_names), None)
         if missing is not None:
-            raise self.call.mistake(f"what it returned has no column {missing!r} ({', '.join(table.column_names)})")
+            raise refusal(self.call, f"what it returned has no column {missing!r} ({', '.join(table.column_names)})")
         for declared in self.schema:
             kind = table.schema.field(declared.name).type
             if pa.types.is_temporal(declared.type) and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-                raise self.call.mistake(
-                    f"it returned {kind} for {declared.name!r}, and a number of a time has no unit: return timestamps"
+                raise refusal(
+                    self.call,
+                    f"it returned {kind} for {declared.name!r}, and a number of a time has no unit: return timestamps",
                 )
         try:
             return pa.table([_cast(table.column(each.name), each.type) for each in self.schema], self.schema)
@@ -208,7 +211,7 @@ class TableStep(RemakingStep):
             raise self._misfit(error) from error
 
     def _misfit(self, error: Exception) -> BadRecordError:
-        return BadRecordError(f"{self.call}: what it returned does not fit its types: {error}")
+        return refusal(self.call, f"what it returned does not fit its types: {error}")
 
     def _table(self, returned: Any) -> pa.Table:
         try:
@@ -252,8 +255,9 @@ class BatchMap(TableStep):
         """Tombstones part the rows into tables, so that each stays between the rows that came
         before it and those after it."""
         made = []
-        runs = frame.with_columns(pl.col(MARK).rle_id().alias(_RUN)).partition_by(_RUN, include_key=False)
-        for run in runs or [frame]:
+        lengths = frame.get_column(MARK).rle().struct.field("len").to_list() or [0]
+        for end, length in zip(accumulate(lengths), lengths, strict=True):
+            run = frame.slice(end - length, length)
             mark = run.get_column(MARK)[0] if run.height else None
             given = without_hidden(run)
             if mark:
@@ -307,18 +311,24 @@ def table_of(given: Any) -> pa.Table | None:
     return None
 
 
+def refusal(call: Call, problem: str) -> BadRecordError:
+    """The error for rows of which a function makes something that it must not return. Others may
+    be fine: a function that reads JSON returns what a producer has written."""
+    return BadRecordError(f"{call}: {problem}")
+
+
 def values_of(call: Call, schema: pa.Schema, given: Any) -> tuple[Any, ...]:
     """The values of a row that a function returned: a mapping, a tuple or a list, or where there is
-    one column, its value. Raises ``TopologyError`` for other fields than those declared."""
+    one column, its value. Raises ``BadRecordError`` for other fields than those declared."""
     names = schema.names
     if isinstance(given, Mapping):
         unknown = next((name for name in given if name not in names), None)
         if unknown is not None:
-            raise call.mistake(f"it returned a field {unknown!r}, and declares {', '.join(names)}")
+            raise refusal(call, f"it returned a field {unknown!r}, and declares {', '.join(names)}")
         return tuple(given.get(name) for name in names)
     values = given if isinstance(given, (tuple, list)) and len(names) > 1 else (given,)
     if len(values) != len(names):
-        raise call.mistake(f"it returned {given!r}, and declares {len(names)} fields: {', '.join(names)}")
+        raise refusal(call, f"it returned {given!r}, and declares {len(names)} fields: {', '.join(names)}")
     return tuple(values)
 
 
@@ -331,15 +341,14 @@ def frame_of_values(call: Call, schema: pa.Schema, rows: Sequence[tuple[Any, ...
                 (each for each in values if isinstance(each, int | float) and not isinstance(each, bool)), None
             )
             if number is not None:
-                raise call.mistake(
-                    f"it returned {number!r} for {declared.name!r}, and a number of a time has no unit: return a datetime"
+                raise refusal(
+                    call,
+                    f"it returned {number!r} for {declared.name!r}, and a number of a time has no unit: return a datetime",
                 )
     arrays = []
     for values, declared in zip(columns, schema, strict=True):
         try:
             arrays.append(column_of(values, declared.type))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise BadRecordError(
-                f"{call}: what it returned for {declared.name!r} is no {declared.type}: {error}"
-            ) from error
+            raise refusal(call, f"what it returned for {declared.name!r} is no {declared.type}: {error}") from error
     return pl.DataFrame(pl.from_arrow(pa.table(arrays, schema=schema)))

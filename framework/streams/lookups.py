@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 from cachetools import LRUCache, TTLCache
 
-from framework.streams.function_steps import CallingStep, frame_of_values, values_of
+from framework.call_site import Call
+from framework.errors import BatchTooLargeError
+from framework.streams.function_steps import CallingStep, frame_of_values, refusal, values_of
 from framework.streams.polars_frames import UNREPRESENTABLE, refusing
-from framework.streams.row_growth_limits import bytes_in
+from framework.streams.row_growth_limits import PART_BYTES, bytes_in, divided, sizes_of_rows
 from framework.streams.stateless_steps import Columns
 from framework.topology.bolts import LookupCounts
 from framework.topology.canonical_form import RowForm, form_of
@@ -31,6 +34,8 @@ Answer = tuple[Any, ...]
 CACHE_SIZE = 10_000
 #: A cache holds so many bytes for each of its keys, in total: with larger ones it holds fewer.
 KEY_BYTES = 8 << 10
+#: The most bytes of answers for several keys that a task holds for a batch.
+ANSWERS_BYTES_MAX = 128 << 20
 #: The form in which keys are found again: moments in UTC.
 _KEY_FORM = RowForm(None)
 _FLOAT_FORM = form_of(pa.float64())
@@ -50,6 +55,23 @@ class Cached(NamedTuple):
         return cls(answer, max(KEY_BYTES, bytes_in((*key, *answer), {})))
 
 
+class _Held:
+    """The bytes of the answers that a task holds for a batch."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, call: Call, answers: Any, keys: int) -> None:
+        """Count more answers. ``keys``: those that the task looks up. Raises
+        ``BatchTooLargeError``."""
+        self._bytes += bytes_in((answers,), {})
+        if self._bytes > ANSWERS_BYTES_MAX and keys > 1:
+            raise BatchTooLargeError(
+                f"{call}: the answers for the keys of a batch have more than {ANSWERS_BYTES_MAX:,} bytes, and a task holds all of "
+                "them: take smaller batches, by batches(max_records=...)"
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup(CallingStep):
     """``answers``: the columns that the function returns. ``batch_size``: the keys that it takes at
@@ -63,6 +85,7 @@ class Lookup(CallingStep):
     cache_size: int = CACHE_SIZE
     #: The answers of this batch and task, and their counts. Each has a copy of the step.
     answered: dict[Key, Answer] = field(default_factory=dict, compare=False)
+    held: _Held = field(default_factory=_Held, compare=False)
     counted: list[LookupCounts] = field(default_factory=list, compare=False)
 
     @property
@@ -75,6 +98,12 @@ class Lookup(CallingStep):
         return reduce(LookupCounts.plus, self.counted, LookupCounts(failed=len(self.calls.failed)))
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return pl.concat(self.applied(frame))
+
+    def carried(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> Iterable[pl.DataFrame]:
+        return self.applied(frame)
+
+    def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
         # Equal keys are found by grouping: polars' join finds no NaN in a frame of one row.
         numbered = [pl.col(name).alias(str(number)) for number, name in enumerate(self.on)]
         with refusing(self.call, *UNREPRESENTABLE):
@@ -88,10 +117,27 @@ class Lookup(CallingStep):
         answers = frame_of_values(self.call, self.answers, self._answers(rows))
         with refusing(self.call):
             places = groups.select("row").with_row_index("place").explode("row")
-            place = keys.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row")).join(
-                places, on="row", how="left", maintain_order="left"
-            )["place"]
-            return frame.hstack(answers.select(pl.all().gather(place)))
+            place = (
+                keys.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
+                .join(places, on="row", how="left", maintain_order="left")
+                .select("place")
+            )
+            first = 0
+            for its in self._parts(place, answers):
+                yield frame.slice(first, its.height).hstack(answers.select(pl.all().gather(its["place"])))
+                first += its.height
+
+    def _parts(self, place: pl.DataFrame, answers: pl.DataFrame) -> Sequence[pl.DataFrame]:
+        """The places of the rows' answers, in parts of few bytes of answers. Raises
+        ``BadRecordError`` for an answer that is too large for a row."""
+        if place.height * answers.estimated_size() <= PART_BYTES:
+            return (place,)
+        sizes = sizes_of_rows(answers)
+        at = place["place"].to_arrow()
+        copied = sizes[at.fill_null(0).to_numpy()] * at.is_valid().to_numpy(zero_copy_only=False)
+        return divided(
+            self.call, place, copied.astype(np.float64), lambda worst: f"an answer has {copied[worst]:,} bytes"
+        )
 
     def needs(self, wanted: Columns) -> Columns:
         return (wanted - set(self.answers.names)) | set(self.on)
@@ -110,6 +156,8 @@ class Lookup(CallingStep):
                 for place in unknown:
                     cached = cache.get(keys[place])
                     found[place] = cached.answer if cached is not None else None
+            for place in unknown:
+                self._hold(found[place], unknown)
             left = [place for place in unknown if found[place] is None]
             self.counted.append(LookupCounts(cached=len(unknown) - len(left)))
             unknown = left
@@ -130,11 +178,12 @@ class Lookup(CallingStep):
         if not given:
             return []
         began = time.monotonic()
+        hold = partial(self._hold, unknown=given)
         if self.batch_size is None:
-            returned = self.calls.results(given)
+            returned = self.calls.results(given, hold)
         else:
             parts = [given[first : first + self.batch_size] for first in range(0, len(given), self.batch_size)]
-            answers = self.calls.results(parts)
+            answers = self.calls.results(parts, hold)
             returned = [each for part, its in zip(parts, answers, strict=True) for each in self._of_part(part, its)]
         missing = sum(each is None for each in returned)
         took_s = time.monotonic() - began
@@ -142,14 +191,19 @@ class Lookup(CallingStep):
         nothing = (None,) * len(self.answers)
         return [values_of(self.call, self.answers, each) if each is not None else nothing for each in returned]
 
+    def _hold(self, answers: Any, unknown: Sequence[Any]) -> None:
+        """Count answers for some of the keys that had none yet."""
+        self.held.add(self.call, answers, len(self.answered) + len(unknown))
+
     def _of_part(self, keys: Sequence[Any], returned: Any) -> Sequence[Any]:
         if isinstance(returned, Mapping):
             return [returned.get(key) for key in keys]
         if not isinstance(returned, (list, tuple)) or len(returned) != len(keys):
             many = f" of {len(returned)}" if isinstance(returned, (list, tuple)) else ""
-            raise self.call.mistake(
+            raise refusal(
+                self.call,
                 f"the function got {len(keys)} keys, and returned a {type(returned).__name__}{many}: return a mapping of keys "
-                "to answers, or a list with an answer for each key"
+                "to answers, or a list with an answer for each key",
             )
         return returned
 

@@ -7,7 +7,7 @@ in parts of about ``PART_BYTES``, and refuse a row that becomes more than ``ROW_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,9 @@ from framework.errors import BadRecordError
 PART_BYTES = 16 << 20
 #: The most that one row may become.
 ROW_BYTES_MAX = 256 << 20
+#: So many rows, each of which a function makes of one, become a frame. Only then are their bytes
+#: measured, because measuring values in Python takes as long as the function.
+ROWS_AT_A_TIME = 256
 #: So many rows that a function makes of one are taken to be as large as the first of them.
 FEW = 16
 
@@ -41,8 +44,7 @@ def parts_of(
     message says. Raises ``BadRecordError`` for a row that becomes too large."""
     if not frame.height or repeated.estimated_size() * int(copies.max()) <= PART_BYTES:
         return (frame,)
-    table = repeated.to_arrow(compat_level=pl.CompatLevel.oldest())
-    sizes: Sizes = sum((sizes_of(each.combine_chunks()) for each in table.columns), np.zeros(frame.height, np.int64))
+    sizes = sizes_of_rows(repeated)
     return divided(
         call,
         frame,
@@ -63,6 +65,20 @@ def divided(
     part, large = np.cumsum(becomes.clip(0)) // PART_BYTES, becomes > PART_BYTES
     cuts = [0, *(np.flatnonzero((np.diff(part) > 0) | large[:-1] | large[1:]) + 1).tolist(), frame.height]
     return [frame.slice(first, end - first) for first, end in pairwise(cuts)]
+
+
+def gathered(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The rows of small frames in frames of about ``PART_BYTES``."""
+    held: list[pl.DataFrame] = []
+    size = 0.0
+    for each in frames:
+        held.append(each)
+        size += each.estimated_size()
+        if size >= PART_BYTES:
+            yield pl.concat(held)
+            held, size = [], 0
+    if held:
+        yield pl.concat(held)
 
 
 def copies_at_a_time(repeated: pl.DataFrame) -> int:
@@ -91,7 +107,7 @@ class Growth:
 
 def bytes_in(values: Iterable[Any], known: Known) -> int:
     """The bytes of values. A list or mapping that several share is measured once, and counts for
-    each: ``known`` has them."""
+    each: ``known`` has them. Raises ``BadRecordError`` for values inside each other without end."""
     found = 0
     for each in values:
         if isinstance(each, (str, bytes)):
@@ -99,10 +115,21 @@ def bytes_in(values: Iterable[Any], known: Known) -> int:
         elif isinstance(each, (list, tuple, Mapping)):
             inner = known.get(id(each))
             if inner is None:
-                inner = known[id(each)] = (bytes_in(each.values() if isinstance(each, Mapping) else each, known), each)
+                items = each.values() if isinstance(each, Mapping) else each
+                try:
+                    inner = known[id(each)] = (bytes_in(items, known), each)
+                except RecursionError:
+                    raise BadRecordError("what a function returned has lists or mappings at too many levels") from None
             found += inner[0]
         else:
             found += 8
+    return found
+
+
+def sizes_of_rows(frame: pl.DataFrame) -> Sizes:
+    """The bytes of each row."""
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    found: Sizes = sum((sizes_of(each.combine_chunks()) for each in table.columns), np.zeros(frame.height, np.int64))
     return found
 
 

@@ -393,6 +393,20 @@ class Committer:
         """
         self._on_refused = on_refused
 
+    def may_try_writes(self) -> bool:
+        """Whether ``try_writes`` does something. Called on the driver."""
+        return False
+
+    def try_writes(self) -> None:
+        """Called in the task after the last ``execute``, if the store has refused a value of the
+        batch in the commit, and no earlier transaction is uncommitted. Write what ``finish_batch``
+        would write, and undo it. Raises ``BadRecordError`` if the store refuses a value; then
+        probes find all records with such values (ADR 128)."""
+
+    #: Set before each ``execute`` of a component that takes rows that fall due by time, and others:
+    #: called for a row of this batch that is left out. None: no row of it may be.
+    _on_refused_due: OnRefused | None = None
+
     def keep_for_commit(self) -> bytes | None:
         """Called in the task after the last ``execute``. Return everything that ``finish_batch``
         needs besides the attributes that a new copy of the component has after ``prepare``. None,

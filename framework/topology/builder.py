@@ -29,7 +29,7 @@ from framework.topology.graph import (
 from framework.topology.groupings import AllGrouping, DirectGrouping
 from framework.topology.hashing import ALGORITHM
 from framework.topology.method_signatures import check_signatures
-from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM, with_clock
+from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM, OUTLINED_CLOCK, with_clock
 from framework.topology.rich_components import BaseRichBolt
 from framework.topology.spouts import (
     DEAD_LETTER_STREAM,
@@ -134,7 +134,10 @@ class Topology(Graph):
                 each.id: {
                     "parallelism": each.parallelism,
                     "committer": each.committer,
-                    "streams": {name: repr(fields) for name, fields in sorted(each.streams.items())},
+                    "streams": {
+                        name: repr(OUTLINED_CLOCK if fields == CLOCK_FIELDS else fields)
+                        for name, fields in sorted(each.streams.items())
+                    },
                     "inputs": [
                         f"{sub.component_id}/{sub.stream} by {sub.grouping.outline()}" for sub in each.subscriptions
                     ],

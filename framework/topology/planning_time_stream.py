@@ -45,12 +45,20 @@ from framework.topology.spouts import (
 CLOCK_STREAM = "clock"
 #: ``planned_at``: microseconds since 1970, by the clock of the driver that made the plan.
 #: ``unread``: whether a partition has records, none of which was planned so far. ``behind``:
-#: whether the plan reads nothing from a partition that has records.
-CLOCK_FIELDS = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_()})
+#: whether the plan reads nothing from a partition that has records. ``begun``: the partitions with
+#: planned records, none of which was read to its end so far, by this plan or an earlier one.
+CLOCK_FIELDS = Fields.of(
+    {"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_(), "begun": pa.list_(pa.string())}
+)
+#: The fields that outlines of topologies show. The columns of the clock are no part of the shape of
+#: a topology, so outlines that are stored stay the same when it gets more.
+OUTLINED_CLOCK = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_()})
 #: The streams of a spout that hold no records.
 HIDDEN_STREAMS = frozenset({CLOCK_STREAM, DEAD_LETTER_STREAM})
 #: The pseudo-partition in plans. Its entry has ``CLOCK_FIELDS``, ``new``: the partitions without
-#: planned records so far, and ``first``: those with their first records in this plan.
+#: planned records so far, ``first``: those with their first records in this plan, and ``ended``:
+#: those that this plan is the first to read to their end. Older plans lack the last two, and
+#: ``begun``.
 CLOCK_PARTITION = "@clock"
 
 
@@ -111,23 +119,26 @@ class ClockPlanner(PlannerWrapper):
         new = (set(before["new"]) if before is not None else set()) | (plan.keys() - previous.keys())
         first = {each for each in new if each in plan and counts.get(each) != 0}
         new = {each for each in new if each in plan and each not in first}
-        left = self._left(plan, counts)
+        behind = self._behind(plan)
+        left = {each for each in behind if counts.get(each, 0) == 0}
+        begun = ({*before.get("begun", ())} if before is not None else set()) & plan.keys() | first
         clock = {
             "planned_at": time.time_ns() // 1_000,
             "new": sorted(new),
             "first": sorted(first),
             "unread": any(each in new or each not in plan for each in left),
             "behind": bool(left),
+            "begun": sorted(begun & behind),
+            "ended": sorted(begun - behind),
         }
         return {**plan, CLOCK_PARTITION: clock}
 
-    def _left(self, plan: Plan, counts: Mapping[str, int | None]) -> set[str]:
-        """The partitions from which the plan reads nothing although they have readable records."""
+    def _behind(self, plan: Plan) -> set[str]:
+        """The partitions that have readable records behind those of the plan."""
         if self._planner.lag(plan) == 0:
             return set()
         progress = self._planner.progress(plan, [])
-        unread = (each for each, its in progress.items() if (its.lag or 0) > its.open_records)
-        return {each for each in unread if counts.get(each, 0) == 0}
+        return {each for each, its in progress.items() if (its.lag or 0) > its.open_records}
 
     def record_count(self, plan: Plan) -> int | None:
         rest = self._rest(plan)
@@ -149,16 +160,20 @@ class _ClockRanges(RangesWrapper):
     def narrowed(self, whole: Plan, part: Plan) -> Plan:
         part = super().narrowed(whole, part)
         clock = part.get(CLOCK_PARTITION)
-        left = {each for each, meta in part.items() if self.offsets(whole[each]) and not self.offsets(meta)}
-        if clock is None or not left:
+        shorter = {each for each, meta in part.items() if self.offsets(whole[each]) != self.offsets(meta)}
+        if clock is None or not shorter:
             return part
-        first = set(clock.get("first", ()))  # older plans lack it
-        new = {*clock["new"], *(first & left)}
+        left = {each for each in shorter if not self.offsets(part[each])}
+        first, ended = set(clock.get("first", ())), set(clock.get("ended", ()))  # older plans lack them
+        unread = first & left
+        new = {*clock["new"], *unread}
         changed = {
             "unread": clock["unread"] or bool(new & left),
-            "behind": True,
+            "behind": clock["behind"] or bool(left),
             "new": sorted(new),
             "first": sorted(first - left),
+            "begun": sorted({*clock.get("begun", ()), *(ended & shorter)} - unread),
+            "ended": sorted(ended - shorter),
         }
         return {**part, CLOCK_PARTITION: {**clock, **changed}}
 
@@ -172,7 +187,7 @@ class _ClockReader(ReaderWrapper):
     def read_all(self, attempt: TransactionAttempt, ranges: Plan) -> Iterator[Rows]:
         clock = ranges.get(CLOCK_PARTITION)
         if clock is not None:
-            row = {name: clock[name] for name in CLOCK_FIELDS}
+            row = {"begun": [], **{name: clock[name] for name in CLOCK_FIELDS if name in clock}}
             yield OnStream(CLOCK_STREAM, pa.RecordBatch.from_pylist([row], CLOCK_FIELDS.schema()))
         self._reader.check_alive = self.check_alive  # type: ignore[method-assign]
         yield from self._reader.read_all(attempt, without(ranges, CLOCK_PARTITION))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from framework.errors import BadRecordError, BatchTooLargeError
 
-Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
+Rows = TypeVar("Rows", pa.RecordBatch, pa.Table, list[Any])
 T = TypeVar("T")
 #: Called with the reason for which a row is left out.
 OnRefused = Callable[[BadRecordError], None]
@@ -17,8 +17,8 @@ OnRefused = Callable[[BadRecordError], None]
 
 def halves(rows: Rows) -> tuple[Rows, Rows] | None:
     """Both halves of rows, in order; None for a single row."""
-    half = rows.num_rows // 2
-    return (rows.slice(0, half), rows.slice(half)) if half else None
+    half = len(rows) // 2
+    return (rows[:half], rows[half:]) if half else None
 
 
 def accepted(

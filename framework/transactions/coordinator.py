@@ -48,7 +48,7 @@ emitting are one step.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Union
@@ -221,11 +221,15 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Start the processing phase."""
+    """Start the processing phase. ``pins_errors``: an error of the user's code counts as the
+    refusal of a record. ``tries_writes``: committers try in it what they would write."""
 
     txid: int
     attempt_id: int
     plan: Plan
+    _: KW_ONLY
+    pins_errors: bool = False
+    tries_writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +319,7 @@ class _Transaction:
     searched: Searched | None = None
     lost: bool = False  # its range is lost, or contains a refused value: roll back, then plan again
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
+    tries_writes: bool = False  # a store has refused a value in the commit: try the writes before it
     timeouts: int = 0  # attempts with this plan that took too long
     is_short: bool = field(init=False)
 
@@ -341,6 +346,7 @@ class Coordinator:
     * ``narrowing``: removes records whose values are refused from plans; None: such a value ends
       the run.
     * ``can_undo``: every state can undo, so narrowing works after the commit was opened, too.
+    * ``tries_writes``: the committers that can try their writes in the processing phase.
     * ``pins_errors``: when an error of the user's code has used up the attempts, treat it as a
       refused value.
     """
@@ -359,6 +365,7 @@ class Coordinator:
         narrowing: Narrowing | None = None,
         can_undo: bool = False,
         pins_errors: bool = False,
+        tries_writes: Collection[str] = (),
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
@@ -371,6 +378,7 @@ class Coordinator:
         self._narrowing = narrowing
         self._can_undo = can_undo
         self._pins_errors = pins_errors
+        self._tries_writes = tries_writes
         # a batch with a refused value; the next batches are parts of it
         self._suspects: Plan | None = None
         self._unclosed: tuple[int, int, int] | None = None  # txid, attempt, since when
@@ -607,17 +615,19 @@ class Coordinator:
         """Whether an attempt failed because of a record's value."""
         if failure.kind is FailureKind.BAD_RECORD:
             return True
-        last = self._errors.get(txid, 0) + 1 >= self._max_attempts > 0
         transaction = self._active[txid]
         return (
-            self._pins_errors
+            self._pins(txid)
             and self._narrowing is not None
             and failure.kind is FailureKind.ERROR
             and bool(failure.where)  # the user's own code
-            and last
             and transaction.phase is TransactionPhase.PROCESSING
             and self._narrowing.applies(transaction.plan, failure)
         )
+
+    def _pins(self, txid: int) -> bool:
+        """Whether an error of the user's code in the present attempt counts as a refusal."""
+        return self._pins_errors and self._errors.get(txid, 0) + 1 >= self._max_attempts > 0
 
     def _take_out(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
         """Narrow the plan of a batch with a refused value (C51). Returns the failure that ends the
@@ -632,6 +642,10 @@ class Coordinator:
                 "taken out only if every sink can undo",
             )
         searched, transaction.searched = transaction.searched, None
+        if transaction.opened and not transaction.tries_writes and self._may_try(transaction.plan, failure):
+            transaction.tries_writes = transaction.lost = True
+            transaction.narrower = transaction.plan
+            return None
         found = self._narrowing.narrowed(transaction.plan, failure, searched)
         if isinstance(found, TaskFailure):
             return found
@@ -645,6 +659,11 @@ class Coordinator:
         else:
             transaction.turn_to(plan)
         return None
+
+    def _may_try(self, plan: Plan, failure: TaskFailure) -> bool:
+        """Whether the next attempt may find in its processing phase what a commit has refused."""
+        may_search = self._narrowing is not None and self._narrowing.may_search(plan, failure)
+        return may_search and failure.component_id in self._tries_writes
 
     def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
         """Decide how to go on when the source has lost a planned range. Returns the failure that
@@ -695,15 +714,19 @@ class Coordinator:
             if not all(each.is_short for each in emitted):
                 commands += self._close()
             commands += self._write({each.txid: (each.attempt_id, each.plan) for each in emitted})
-            commands += [
-                (RollBack if each.lost else Process)(each.txid, each.attempt_id, each.plan) for each in emitted
-            ]
+            commands += map(self._started, emitted)
         idle = self._planning is None and self._suspects is None
         if idle and len(self._active) < self._max_pending and not self._rolling_back():
             self._planning = max(self._active, default=self.currtx - 1) + 1
             divisor = min(DIVISOR_STEP ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
+
+    def _started(self, transaction: _Transaction) -> Command:
+        txid, attempt_id, plan = transaction.txid, transaction.attempt_id, transaction.plan
+        if transaction.lost:
+            return RollBack(txid, attempt_id, plan)
+        return Process(txid, attempt_id, plan, pins_errors=self._pins(txid), tries_writes=transaction.tries_writes)
 
     def _plan_suspects(self, now_ms: int) -> None:
         """During the search for a refused value, plan the next batch as a part of the batch that

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from framework.execution.failures import TaskFailure
@@ -12,8 +12,11 @@ from framework.observe.logs import get_logger
 from framework.observe.wait_log import Waits
 from framework.transactions.coordinator import Cancel
 from framework.transactions.driver_context import DriverContext
+from framework.transactions.narrowing import Refused
 
 _log = get_logger()
+#: Of how many other records the log says where they are, when several are refused together.
+REFUSED_SHOWN = 9
 
 
 class TermReport:
@@ -70,9 +73,19 @@ class TermReport:
                 reason=command.reason,
             )
 
-    def refused(self, partition: str, offset: int, reason: str) -> None:
-        """A record's value was refused: the next attempt leaves the record out."""
-        _log.warning("record.refused", topology=self._topology_id, partition=partition, offset=offset, reason=reason)
+    def refused(self, records: Sequence[Refused]) -> None:
+        """The values of records were refused: the next attempt leaves them out. One line, with the
+        first one, the number of all, and where some of the others are."""
+        (partition, offset, reason), *others = records
+        also = {"records": len(records), "also": [f"{each}@{at}" for each, at, _ in others[:REFUSED_SHOWN]]}
+        _log.warning(
+            "record.refused",
+            topology=self._topology_id,
+            partition=partition,
+            offset=offset,
+            reason=reason,
+            **(also if others else {}),
+        )
 
     def attempt_failed(self, failure: TaskFailure, txid: int, attempt_id: int) -> None:
         """A failure that repeats is logged once, with its trace."""

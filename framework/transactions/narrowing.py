@@ -48,6 +48,8 @@ SEARCHED_MAX = 50_000
 REFUSED_MAX = 1_000
 REASONS_MAX = 100_000
 
+#: Partition, offset and reason of a record that is left out.
+Refused = tuple[str, int, str]
 #: Processes a part of a batch, and commits nothing. Returns its failure, or None.
 Probe = Callable[[Plan], "TaskFailure | None"]
 
@@ -63,13 +65,13 @@ class Searched:
 
     plan: Plan
     is_part: bool
-    refused: Sequence[tuple[str, int, str]]
+    refused: Sequence[Refused]
 
 
 class Narrowing:
     """Makes narrower plans, without I/O.
 
-    * ``on_refused``: called with partition, offset and reason of each removed record.
+    * ``on_refused``: called with the records that are removed together.
     * ``policies``: component -> its ``on_bad_record``; a component that is missing, or says "fail",
       leaves the decision to the spout."""
 
@@ -77,7 +79,7 @@ class Narrowing:
         self,
         planner: PartitionPlanner,
         spout_id: str,
-        on_refused: Callable[[str, int, str], None] = lambda partition, offset, reason: None,
+        on_refused: Callable[[Sequence[Refused]], None] = lambda refused: None,
         policies: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._planner = planner
@@ -93,17 +95,20 @@ class Narrowing:
         takes_out = partial(self._takes_out, failure)
         return failure.component_id != self._spout_id and any(map(takes_out, self._suspects(plan)))
 
-    def may_search(self, plan: Plan, failure: TaskFailure) -> bool:
-        """Whether probes may find the records because of which a processing phase has failed."""
-        if not _refuses(failure) or not self.applies(plan, failure):
+    def may_search(self, plan: Plan, failure: TaskFailure, *, pins_errors: bool = False) -> bool:
+        """Whether probes may find the records because of which a processing phase has failed.
+        ``pins_errors``: also an error of the user's code is taken for the refusal of a record."""
+        if not _refuses(failure, pins_errors=pins_errors) or not self.applies(plan, failure):
             return False
         records = sum(len(self._offsets(meta)) - self._left_out(meta) for meta in plan.values())
         return 1 < records <= SEARCHED_MAX
 
-    def searched(self, plan: Plan, probe: Probe) -> Searched | None:
+    def searched(self, plan: Plan, probe: Probe, *, pins_errors: bool = False) -> Searched | None:
         """Search a plan for all records whose values are refused. None: probes do not tell. A
-        failure of ``probe`` that is no refusal ends the search."""
-        return _Search(self, plan, probe).run()
+        failure of ``probe`` that is no refusal ends the search. ``pins_errors``: as of
+        ``may_search``; then the search also ends where more records fail than pass, because what
+        fails may be a server that the user's code asks."""
+        return _Search(self, plan, probe, pins_errors=pins_errors).run()
 
     def narrowed(
         self, plan: Plan, failure: TaskFailure, searched: Searched | None = None
@@ -111,8 +116,8 @@ class Narrowing:
         """The plan of the next attempt, and whether it is a part of the batch; or the failure that
         ends the run, if no record can be removed. ``searched``: the result for this plan."""
         if searched is not None:
-            for each in searched.refused:
-                self._on_refused(*each)
+            if searched.refused:
+                self._on_refused(searched.refused)
             return searched.plan, searched.is_part
         half = self._half(plan)
         if half is not None:
@@ -126,7 +131,7 @@ class Narrowing:
         if failure.component_id == self._spout_id or not self._takes_out(failure, partition):
             return named
         reason = _reason(failure)
-        self._on_refused(partition, offset, reason)
+        self._on_refused([(partition, offset, reason)])
         entry = _refusing(meta, {offset: reason}, self._policy(failure))
         return self._bounded({**plan, partition: entry}), False
 
@@ -226,14 +231,14 @@ class _Search:
     record of a group is found by halving. Each of ``k`` among ``n`` takes ``log2(n / k) + 2``
     probes. The searched records are always the beginning of the batch."""
 
-    def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe) -> None:
-        self._narrowing, self._plan, self._probe = narrowing, plan, probe
+    def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe, *, pins_errors: bool) -> None:
+        self._narrowing, self._plan, self._probe, self._pins_errors = narrowing, plan, probe, pins_errors
         # entries without records, such as the planning time, belong to every part
         self._always = {each: meta for each, meta in plan.items() if not narrowing._offsets(meta)}
         self._todo: list[_Range] = []  # the last one first
         self._done: dict[str, list[Meta]] = defaultdict(list)
         self._passed = 0
-        self._found: list[tuple[str, int, str]] = []
+        self._found: list[Refused] = []
         self._reasons: dict[str, dict[int, str]] = {}
         self._policies: dict[str, str | None] = {}
         for each, meta in plan.items():
@@ -309,7 +314,7 @@ class _Search:
         if not self._narrowing._suspects(part):
             return None
         failure = self._probe({**self._always, **part})
-        if failure is not None and not _refuses(failure):
+        if failure is not None and not _refuses(failure, pins_errors=self._pins_errors):
             raise _SearchEnded
         return failure
 
@@ -323,6 +328,7 @@ class _Search:
         known = [each for reasons in self._reasons.values() for each in reasons.values()]
         if (
             not self._narrowing._takes_out(failure, partition)
+            or (self._pins_errors and 2 * len(self._found) > self._passed)  # including those that were found
             or self._policies.setdefault(partition, policy) != policy  # an entry has one policy
             or len(known) >= REFUSED_MAX
             or sum(map(len, known)) + len(reason) > REASONS_MAX
@@ -385,7 +391,9 @@ class _Search:
         return _refusing(bare, reasons, self._policies[partition]) if reasons else bare
 
 
-def _refuses(failure: TaskFailure) -> bool:
+def _refuses(failure: TaskFailure, *, pins_errors: bool = False) -> bool:
+    if pins_errors and failure.kind is FailureKind.ERROR:
+        return bool(failure.where)  # the user's own code
     return failure.kind is FailureKind.BAD_RECORD and failure.error != BatchTooLargeError.__name__
 
 

@@ -26,9 +26,10 @@ from framework.errors import ConfigError, LeadershipLostError, RatchetError, Sta
 from framework.execution.failures import FailureKind, TaskFailure, users_errors
 from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult
-from framework.topology.bolts import Bolt
+from framework.topology.bolts import Bolt, Committer
 from framework.topology.builder import Topology
 from framework.topology.fencing import Header
+from framework.topology.graph import upstream_of
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit_pace import CommitPace
 from framework.transactions.coordinator import (
@@ -137,6 +138,7 @@ class Term:
             narrowing=self._narrowing,
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,
+            tries_writes=_trying_writes(topology),
         )
         self._pace = partial(_pace, context)
         self._planning = PlanningThread(
@@ -261,9 +263,10 @@ class Term:
                 self._persist(command)
             case AskPlan():
                 self._planning.ask(command)
-            case Process(txid, attempt_id, plan):
-                header = self._begin(txid, attempt_id, plan)
-                self._spawn("process", header, self._traced(self._processing(header, plan), header, "processing"))
+            case Process(txid, attempt_id, plan, pins_errors=pins_errors, tries_writes=tries_writes):
+                header = self._begin(txid, attempt_id, plan, tries_writes=tries_writes)
+                processing = self._traced(self._processing(header, plan, pins_errors), header, "processing")
+                self._spawn("process", header, processing)
             case RollBack(txid, attempt_id, plan):
                 header = self._begin(txid, attempt_id, plan)
                 self._journal.rolling_back(txid, attempt_id)
@@ -308,7 +311,7 @@ class Term:
         states = [each.location for each in self._topology.states]
         return self._traces.timed(steps, (header.txid, header.attempt_id), phase, states)
 
-    def _begin(self, txid: int, attempt_id: int, plan: Plan) -> AttemptHeader:
+    def _begin(self, txid: int, attempt_id: int, plan: Plan, *, tries_writes: bool = False) -> AttemptHeader:
         digest = plan_digest(plan)
         epoch = self._leadership.epoch
         header = AttemptHeader(
@@ -318,6 +321,7 @@ class Term:
             epoch=epoch,
             plan_digest=digest,
             incarnation=self._incarnation,
+            tries_writes=tries_writes,
         )
         self._headers[(txid, attempt_id)] = header
         self._journal.emitted(txid, attempt_id, epoch, plan, digest)
@@ -346,7 +350,7 @@ class Term:
 
     # --- phases, each in a thread of its own ------------------------------------------------------
 
-    def _processing(self, header: AttemptHeader, plan: Plan) -> Steps[None]:
+    def _processing(self, header: AttemptHeader, plan: Plan, pins_errors: bool) -> Steps[None]:
         committed_txid = self._coordinator.currtx - 1
         searched: Searched | None = None
         try:
@@ -354,9 +358,10 @@ class Term:
             result: PhaseResult = yield partial(self._executor.process, job)
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
-            elif self._narrowing.may_search(plan, result.failure):
+            elif self._narrowing.may_search(plan, result.failure, pins_errors=pins_errors):
                 until_ms = self._threads.now_ms() + self._search_max_ms
-                searched = yield partial(self._narrowing.searched, plan, partial(self._probe, header, until_ms))
+                probe = partial(self._probe, header, until_ms)
+                searched = yield partial(self._narrowing.searched, plan, probe, pins_errors=pins_errors)
         except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         rows = {
@@ -483,6 +488,18 @@ class Term:
 def _policies(topology: Topology) -> dict[str, str]:
     """Component -> its policy for the records that it refuses."""
     return {each.id: each.instance.on_bad_record for each in topology.components if isinstance(each.instance, Bolt)}
+
+
+def _trying_writes(topology: Topology) -> frozenset[str]:
+    """The committers that can try their writes. Those below other committers get their rows too
+    late for that."""
+    committers = {each.id for each in topology.components if isinstance(each.instance, Committer)}
+    bolts: dict[str, Any] = {each.id: each.instance for each in topology.components}
+    return frozenset(
+        each
+        for each in committers
+        if bolts[each].may_try_writes() and committers.isdisjoint(above.id for above in upstream_of(topology, each))
+    )
 
 
 def _pace(context: DriverContext) -> CommitPace:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, ClassVar, Literal
+from itertools import chain
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
+from framework.topology.refused_row_bisection import accepted
 from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
 from sinks.bounded_pages import pages_of
@@ -95,17 +97,9 @@ class SessionCommitter(AggregatingCommitter):
     # --- in tasks ---------------------------------------------------------------------------------
 
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
-        own, late, folded = _Read(self.state, {}), [], self._folded()
-        came = self._merged(own, folded)
-        records = 0
-        for run in self._behind(own, came, watermarks.before):
-            late.append(self._closed(run, came))
-            records += sum(folded[key].records for key in run)
-            for key in run:
-                own.panes[key] = None
-                del came[key]
-        marks = self._checked_sums(own, came) if self._sums else {}
-        self._emit_folded(late, records)
+        own, came, marks, late, records = self._taken(self._folded(), watermarks.before)
+        if late is not None:
+            self._emit_late(late, LATE_STREAM, records)
         ending = [(key, pane) for key, pane in came.items() if watermarks.before < pane.due <= watermarks.after]
         marks = {key: mark for key, mark in marks.items() if mark.due > watermarks.after}
         due = self._unchanged(watermarks, came.keys() | marks.keys())
@@ -121,6 +115,38 @@ class SessionCommitter(AggregatingCommitter):
                 self.state.write()
         came |= marks
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
+
+    def _taken(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
+        """What the transaction's records change, without the keys whose sums leave their type if
+        they may be left out; otherwise raises ``BadRecordError``."""
+        if self._on_refused is None:
+            return self._changed(folded, watermark)
+        by_key: dict[Key, dict[Key, Folded]] = {}
+        for key, each in folded.items():
+            by_key.setdefault(key[:-1], {})[key] = each
+        kept: dict[Key, Folded] = {}
+
+        def take(keys: list[Mapping[Key, Folded]]) -> _Taken:
+            its = dict(chain.from_iterable(map(Mapping.items, keys)))
+            taken = self._changed(its, watermark)
+            kept.update(its)
+            return taken
+
+        parts = list(accepted(list(by_key.values()), take, self._on_refused))
+        return parts[0] if len(kept) == len(folded) and len(parts) == 1 else self._changed(kept, watermark)
+
+    def _changed(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
+        """What these records change. Raises ``BadRecordError`` for a sum that leaves its type."""
+        own, late, records = _Read(self.state, {}), [], 0
+        came = self._merged(own, folded)
+        for run in self._behind(own, came, watermark):
+            late.append(self._closed(run, came))
+            records += sum(folded[key].records for key in run)
+            for key in run:
+                own.panes[key] = None
+                del came[key]
+        marks = self._checked_sums(own, came) if self._sums else {}
+        return _Taken(own, came, marks, self._batch(late), records)
 
     def _folded(self) -> dict[Key, Folded]:
         """The folded records of the transaction, by pane."""
@@ -308,6 +334,18 @@ class _Read:
         if pane is None:
             raise InvariantViolation(f"no part of a session at {key!r}")
         return pane
+
+
+class _Taken(NamedTuple):
+    """What the records of a transaction change. ``own``: the panes that were read. ``came``: those
+    with records. ``marks``: those of large sums. ``late``: sessions that have ended before, of
+    ``records`` records."""
+
+    own: _Read
+    came: dict[Key, Pane]
+    marks: dict[Key, Pane]
+    late: pa.RecordBatch | None
+    records: int
 
 
 def _pane(value: Any) -> Pane:

@@ -18,6 +18,7 @@ from framework.operators.timestamps import check_times, times_of
 from framework.operators.watermarks import MAX_AHEAD, NEVER, check_advance
 from framework.topology import (
     DEFAULT_STREAM,
+    HIDDEN,
     ArrowBolt,
     Combiner,
     Committer,
@@ -48,6 +49,7 @@ class _Clock(NamedTuple):
     planned_at: int = NEVER
     unread: bool = False
     behind: bool = False
+    begun: Sequence[str] = ()
 
 
 class WatermarkCommitter(ArrowBolt, Committer):
@@ -57,11 +59,14 @@ class WatermarkCommitter(ArrowBolt, Committer):
       ("s", "ms", "us") since 1970.
     * ``partition``: the fields that name a record's source partition, such as ``["topic",
       "partition"]`` of a Kafka spout with that ``metadata``. Without them, the source counts as one
-      partition, and records that are read in parallel may be late.
+      partition, and records that are read in parallel may be late. If they have these names, or if
+      the only one is called ``partition``, the watermark also waits while it reads a partition
+      whose records have had no event time so far, until it has read that one to its end once.
     * ``out_of_orderness``: how far a record may be behind the newest one of its partition.
     * ``idle_after``: a partition without records for this long, by the planning times of the
       transactions, no longer delays the watermark; None: it always does. A partition with unread
-      records is not idle.
+      records is not idle. Records without an event time, such as those that no codec could decode,
+      do not count.
     * ``advance_when_idle``: while all partitions are idle, the watermark advances with the planning
       times.
     * ``max_ahead``: a record whose event time is further beyond the planning time is a bad record.
@@ -94,6 +99,9 @@ class WatermarkCommitter(ArrowBolt, Committer):
         self._advance_when_idle = advance_when_idle
         self.state = opaque(type(self).__name__, state)
         self.on, self.unit, self.partition = on, unit, tuple(partition)
+        named = tuple(each.removeprefix(HIDDEN) for each in self.partition)
+        # how many of the last parts of a plan's id name a partition; None: ids say nothing
+        self._place = len(named) if named in (("topic", "partition"), ("partition",)) else None
         self._out_of_orderness = micros_of(out_of_orderness, "out_of_orderness")
         self._idle_after = micros_of(idle_after, "idle_after") if idle_after is not None else None
         self._max_ahead = micros_of(max_ahead, "max_ahead")
@@ -186,12 +194,20 @@ class WatermarkCommitter(ArrowBolt, Committer):
             idle_after=self._idle_after,
             unread=clock.unread,
             behind=clock.behind,
+            begun=self._named(clock.begun or ()),
             advance_when_idle=self._advance_when_idle,
         )
         self.state.multi_put([_ROW], [(after.watermark, json.dumps(after.document()))])
         self.state.commit(self._attempt)
         told = {"watermark_before": before.watermark, "watermark": after.watermark, "planned_at": after.planned_at}
         return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
+
+    def _named(self, partitions: Iterable[str]) -> list[str]:
+        """The names by which the records of these partitions go, as far as they are known."""
+        if self._place is None:
+            return []
+        ids = [each.split("/")[-self._place :] for each in partitions]
+        return ["/".join(each) for each in ids if len(each) == self._place]
 
     def _told(self) -> _Clock:
         """The clock of the plan. When ``explain`` reads a part of a transaction, the clock may be

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
-from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, Input
 from framework.topology.refused_row_bisection import OnRefused
 from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types, results_column
@@ -186,9 +185,3 @@ class AggregatingCommitter(WatermarkedCommitter):
     def _column(self, name: str, values: Sequence[Any], kind: Any) -> pa.Array:
         """Raises ``BadRecordError`` for a value that its type does not hold."""
         return results_column(f"component {self._component_id!r}", name, values, kind)
-
-    def _emit_folded(self, late: Iterable[Closed], records: int) -> None:
-        """Emit late records. ``records``: their number."""
-        batch = self._batch(late)
-        if batch is not None:
-            self._emit_late(batch, LATE_STREAM, records)

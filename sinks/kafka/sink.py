@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -315,9 +315,14 @@ class KafkaSink(ArrowBolt, Committer):
             rows = records if self._route.field is None else records.filter(pc.equal(records.column("topic"), topic))
             refusal = _refusal(rows, writers.limits(merged, topic))
             if refusal is not None:  # the topic's settings may have changed since they were read
-                refusal = _refusal(rows, writers.limits(merged, topic, fresh=True))
+                refusal = _refusal(rows, writers.limits(merged, topic, fresh_for=self._running()))
             if refusal is not None:
                 raise BadRecordError(f"topic {topic!r}: {refusal}")
+
+    def _running(self) -> Hashable:
+        """The attempt that runs; its probes and the parts of its batches are no others."""
+        attempt, context = self._attempt, self._context
+        return (context.topology_id, attempt.txid, attempt.attempt_id) if attempt and context else None
 
 
 class _TableForTopic(AppendCommitter):

@@ -27,8 +27,8 @@ import atexit
 import hashlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -342,6 +342,12 @@ def _digest(record: KafkaRecord) -> bytes:
     return hashlib.blake2b(repr(record).encode(), digest_size=16).digest()
 
 
+@dataclass(frozen=True)
+class _ReadLimits:
+    limits: TopicLimits
+    read_for: Hashable
+
+
 class Writers:
     """The writers of this process, so that their ids are not initialised for every batch, and what
     they know about topics."""
@@ -364,12 +370,15 @@ class Writers:
         """A writer without transactions."""
         return self._get((settings.fingerprint(),), lambda: PlainWriter(settings))
 
-    def limits(self, settings: KafkaSettings, topic: str, *, fresh: bool = False) -> TopicLimits:
-        """The limits of a topic. Read once while they are used, and again if ``fresh``."""
+    def limits(self, settings: KafkaSettings, topic: str, *, fresh_for: Hashable = None) -> TopicLimits:
+        """The limits of a topic. Read once while they are used, and again if they were not read
+        for ``fresh_for``."""
         key = settings.fingerprint(), topic, "limits"
-        if fresh:
+        found = self._get(key, lambda: _ReadLimits(limits_of(settings, topic), fresh_for))
+        if fresh_for not in (None, found.read_for):
             self._kept.forget(key)
-        return self._get(key, lambda: limits_of(settings, topic))
+            found = self._get(key, lambda: _ReadLimits(limits_of(settings, topic), fresh_for))
+        return found.limits
 
     def catalog(self, settings: KafkaSettings) -> TopicCatalog:
         """The topics of the cluster."""

@@ -47,11 +47,6 @@ class InspectableTable(RowTable, KeyedState):
     def at_one_moment(self) -> AbstractContextManager[Self]:
         """A copy for one thread that only reads: header and rows are those of one moment."""
 
-    @abstractmethod
-    def _triggers(self, connection: Any) -> list[str]:
-        """The names of the user's triggers that can change a row of the table while it is
-        written."""
-
     # --- values -----------------------------------------------------------------------------------
 
     @property

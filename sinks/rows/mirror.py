@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from framework.errors import BadRecordError, TopologyError
+from framework.errors import BadRecordError, BatchTooLargeError, TopologyError
 from framework.topology import Bolt, Fields, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
@@ -37,6 +37,9 @@ from sinks.rows.transactional_table import RowTable
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 
+#: The most tables that a batch may change. PostgreSQL takes about twelve locks until the commit for
+#: each that is made, and has some 16,000 by default.
+TABLES_MAX = 500
 #: The fields of the records' keys and values, and of the topics that they are from.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 
@@ -149,6 +152,11 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
         ]
         for each in found:
             self._check(each.changes)
+        if len({each.changes.table for batch in (*self._batches, found) for each in batch}) > TABLES_MAX:
+            raise BatchTooLargeError(
+                f"component {self._component_id!r}: a batch changes more than {TABLES_MAX} tables, whose locks a database holds "
+                "until the commit"
+            )
         if found:
             self._batches.append(found)
 

@@ -156,11 +156,16 @@ class Catalog(Members):
         """Create the tables that are missing, and add what others lack."""
         held = self._entries(connection, parts)
         known = self._known(held, parts)
+        fit: set[tuple[Any, ...]] = set()  # a table that has fitted once has become wider since, if anything
         for each in parts:
             if each.columns is None:
                 continue
             wanted, before = _Entry(each.source, each.key, _shown(each.columns), each.topic), held.get(each.name)
             table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
+            if (each.name, wanted, each.leaves_out) in fit:
+                held[each.name] = wanted
+                continue
+            fit.add((each.name, wanted, each.leaves_out))
             if before is not None and before[:3] == wanted[:3] and table.keeps_all(connection):
                 continue
             if before is None:

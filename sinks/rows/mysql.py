@@ -21,7 +21,7 @@ from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, EXISTED, TXID, WRITTEN_TABLE, Column
 from sinks.rows.transactional_table import READ_ROWS, HeldColumns
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
-from sinks.sql.mysql_server import code_of, line_of
+from sinks.sql.mysql_server import code_of, is_of_row_alone, line_of
 from sinks.sql.mysql_table_base import DUPLICATE, MySqlTableBase
 
 import pymysql  # isort: skip - after the module that says how to install it
@@ -258,9 +258,16 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
     ) -> None:
+        self._add_columns_for(rounds)
+        super().change(attempt, rounds, on_refused)
+
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+        self._add_columns_for(rounds)
+        super().try_change(attempt, rounds)
+
+    def _add_columns_for(self, rounds: Iterable[pa.Table]) -> None:
         if self._by_key().on_new_column == "add" and any(each.num_rows for each in rounds):
             self._add_columns()
-        super().change(attempt, rounds, on_refused)
 
     def _add_columns(self) -> None:
         """Add what the table lacks before the sql_txn that writes it. A crash in between leaves an
@@ -364,6 +371,9 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
             long = kind in ("varchar", "varbinary")
             found[name] = f"{kind}({min(int(length[:-1]), _KEY_LENGTH)})" if long else found[name]
         return found
+
+    def _is_of_row_alone(self, error: BaseException | None) -> bool:
+        return error is not None and is_of_row_alone(error)
 
     def _named(self, error: Exception) -> Exception:
         code = code_of(error)

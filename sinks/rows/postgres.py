@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -19,9 +19,10 @@ from framework.topology.refused_row_bisection import OnRefused
 from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
-from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns
+from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns, WriteRows
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
+from sinks.sql.postgres_row_by_row import NUMBER, ROWS_TABLE, RowByRow, allows_blocks
 from sinks.sql.postgres_table_base import PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul
 from sinks.sql.schema import qualified
@@ -107,9 +108,20 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             raise BadRecordError(f"{self.location}: {found[1]!r} has a NUL (0x00), which PostgreSQL does not store")
 
     def write(
-        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        batches: Iterable[pa.RecordBatch],
+        on_refused: OnRefused | None = None,
+        *,
+        due: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
-        self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused))
+        self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused, due=due))
+
+    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        self._within_limits("append", 1, partial(super().try_write, attempt, batches))
+
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+        self._within_limits("upsert", 1, partial(super().try_change, attempt, rounds))
 
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
@@ -151,6 +163,13 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         )
 
     def _load(self, connection: Any, into: str, rows: pa.Table) -> None:
+        if isinstance(connection, _Singly):
+            kinds = connection.kinds
+            if kinds.keys() >= set(rows.column_names):
+                names = self._list(rows.column_names)
+                given = connection.given({self._q(name): kinds[name] for name in rows.column_names})
+                connection.execute(f"INSERT INTO {into} ({names}) {given}")
+            return
         statement = f"COPY {into} ({self._list(rows.column_names)}) FROM STDIN (FORMAT csv)"
         for part in slices_of(rows, LOADED_BYTES):
             readable = pa.table([_readable(each) for each in part.columns], rows.column_names)
@@ -174,6 +193,28 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
     def _check_immediately(self, connection: Any) -> None:
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
+    def _singly(self, connection: Any, rows: pa.Table, write: WriteRows) -> Sequence[BadRecordError] | None:
+        """In a block of PL/pgSQL."""
+        if not allows_blocks(connection):
+            return None
+        block = _Singly(self._held(connection).kinds)
+        write(block, rows)
+        if block.is_empty:
+            return None
+        columns = ", ".join(f"{self._q(name)} text" for name in rows.column_names).replace("%%", "%")
+        connection.execute(f"DROP TABLE IF EXISTS {ROWS_TABLE}")
+        connection.execute(
+            f"CREATE TEMP TABLE {ROWS_TABLE.partition('.')[2]} ({columns}, {NUMBER} integer PRIMARY KEY) ON COMMIT DROP"
+        )
+        self._load(connection, ROWS_TABLE, rows.append_column(NUMBER, pa.array(range(rows.num_rows), pa.int32())))
+        refused = []
+        for error in block.run(connection, rows.num_rows):
+            found = self._named(error)
+            if not isinstance(found, BadRecordError):
+                raise found from error
+            refused.append(found)
+        return refused
+
     def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
         return super()._is_first(ungrouped(connection), writer, txid)
 
@@ -192,18 +233,26 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         """A small batch is a parameter of each statement: to create a temporary table would cost
         more than all of them."""
         changes = self._by_key()
+        singly = isinstance(connection, _Singly)
         if not self._can_give(rows, names, held):
+            if singly:
+                return
             plain = ungrouped(connection)
             super()._apply(plain, self._sorted(plain, rows), names, held, txid)
             return
         own = [each for each in (ACTION, POSITION) if each in rows.column_names]
         kinds = {name: held.kinds[name] for name in names} | dict.fromkeys(own, self.dialect.integer)
-        selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
-        given = f"SELECT {selected}"
+        if singly:
+            given = connection.given({self._q(name): kind for name, kind in kinds.items()})
+        else:
+            selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
+            given = f"SELECT {selected}"
         if changes.sequence is not None:
             given = f"SELECT * FROM ({given}) AS {_GIVEN} WHERE NOT ({' OR '.join(self._newer(_GIVEN))})"
-        arrays = [array_of(_readable(rows.column(name)).cast(pa.string()).to_pylist()) for name in kinds]
-        with nullcontext(connection) if isinstance(connection, StatementGroup) else StatementGroup(connection) as group:
+        columns = [] if singly else [_readable(rows.column(name)).cast(pa.string()) for name in kinds]
+        arrays = [array_of(each.to_pylist()) for each in columns]
+        is_grouped = singly or isinstance(connection, StatementGroup)
+        with nullcontext(connection) if is_grouped else StatementGroup(connection) as group:
             if pc.all(pc.equal(rows.column(ACTION), UPSERT)).as_py():
                 keeping = f"_ratchet_kept AS ({self._keeping(_GIVEN, held.copied, txid)})"
                 self._write_staged(_Given(group, given, arrays, keeping), _GIVEN, names, txid)
@@ -291,6 +340,11 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         wide = next(found, None)
         return None if wide == "bigint" and declared.bit_width < 32 else wide
 
+    def _is_of_row_alone(self, error: BaseException | None) -> bool:
+        """A value that its column, a check or an index does not take."""
+        state = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
+        return state.startswith(("22", "54")) or state in ("23502", "23514")
+
     def _named(self, error: psycopg.Error) -> Exception:
         if error.sqlstate == "P0001":  # a trigger refuses the row
             return BadRecordError(f"{self.location}: {error}; a trigger refuses this row")
@@ -298,6 +352,14 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         if isinstance(found, ConfigError) and error.sqlstate == "428C9":
             return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
         return found
+
+
+class _Singly(RowByRow):
+    """``kinds``: the types of the table's columns."""
+
+    def __init__(self, kinds: Mapping[str, str]) -> None:
+        super().__init__()
+        self.kinds = kinds
 
 
 class _Given:

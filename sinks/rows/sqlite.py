@@ -23,6 +23,9 @@ _CREATED = re.compile(
     r"""CREATE TABLE ("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[^\s(]+)""", re.IGNORECASE
 )
 
+#: Errors that refuse a row whatever other rows there are.
+_OF_ROW_ALONE = ("SQLITE_CONSTRAINT_CHECK", "SQLITE_CONSTRAINT_NOTNULL", "SQLITE_CONSTRAINT_DATATYPE", "SQLITE_TOOBIG")
+
 
 class SqliteTable(SqliteTableBase, RebuildableTable):
     """A table of a SQLite file, for ``AppendCommitter`` and ``UpsertCommitter``.
@@ -141,6 +144,9 @@ class SqliteTable(SqliteTableBase, RebuildableTable):
 
     def _equal(self, one: str, other: str, columns: Sequence[str]) -> str:
         return " AND ".join(f"{one}.{self._q(each)} IS {other}.{self._q(each)} COLLATE BINARY" for each in columns)
+
+    def _is_of_row_alone(self, error: BaseException | None) -> bool:
+        return getattr(error, "sqlite_errorname", "") in _OF_ROW_ALONE
 
     def _error_of(self, error: sqlite3.Error) -> Exception:
         found = super()._error_of(error)

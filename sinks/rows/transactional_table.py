@@ -24,7 +24,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -53,6 +53,7 @@ from sinks.rows.table_definition import (
 )
 from sinks.rows.values import is_nested, json_form, storable
 from sinks.sql.schema import header_values
+from sinks.sql.table_base import SqlRollBack
 
 #: Rows that a reader takes at a time.
 READ_ROWS = 10_000
@@ -76,12 +77,16 @@ class HeldColumns:
     rounding: frozenset[str] = frozenset()
 
 
+#: Writes rows through a connection.
+WriteRows = Callable[[Any, pa.Table], None]
 #: Writes rows by a function that writes rows.
-WriteParts = Callable[[Any, pa.Table, Callable[[pa.Table], None]], None]
+WriteParts = Callable[[Any, pa.Table, WriteRows], None]
+#: The most rows that the database writes one by one.
+SINGLE_ROWS = 1_000
 
 
-def all_at_once(connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]) -> None:
-    write(rows)
+def all_at_once(connection: Any, rows: pa.Table, write: WriteRows) -> None:
+    write(connection, rows)
 
 
 class Members(Protocol):
@@ -254,20 +259,59 @@ class RowTable(TableDefinition):
         self._storable(pa.Table.from_batches([rows]))
 
     def write(
-        self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        batches: Iterable[pa.RecordBatch],
+        on_refused: OnRefused | None = None,
+        *,
+        due: Iterable[pa.RecordBatch] | None = None,
     ) -> None:
+        """``due``: more rows, which may be left out. None: all rows may be."""
+
         def write(parts: WriteParts) -> None:
             with self.committing(attempt) as (connection, first):
-                for page in pages_by_bytes(batches if first else (), LOADED_BYTES):
-                    rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
-                    if not rows.num_rows:
-                        continue
-                    if self._stamp is not None:
-                        stamp = pa.chunked_array([pa.repeat(pa.scalar(attempt.txid, pa.int64()), rows.num_rows)])
-                        rows = rows.append_column(self._stamp, stamp)
-                    parts(connection, rows, partial(self._load, connection, self._at(self._table)))
+                if not first:
+                    return
+                self._write_rows(connection, batches, attempt.txid, parts if due is None else all_at_once)
+                self._write_rows(connection, due or (), attempt.txid, parts)
 
         self._accepted(write, on_refused)
+
+    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
+        """Do what ``write`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
+        self._tried(lambda connection: self._write_rows(connection, batches, attempt.txid, all_at_once))
+
+    def _write_rows(self, connection: Any, batches: Iterable[pa.RecordBatch], txid: int, parts: WriteParts) -> None:
+        for page in pages_by_bytes(batches, LOADED_BYTES):
+            rows = self._storable(pa.Table.from_batches(page, schema=self.schema))
+            if not rows.num_rows:
+                continue
+            if self._stamp is not None:
+                stamp = pa.chunked_array([pa.repeat(pa.scalar(txid, pa.int64()), rows.num_rows)])
+                rows = rows.append_column(self._stamp, stamp)
+            parts(connection, rows, lambda via, part: self._load(via, self._at(self._table), part))
+
+    def _tried(self, write: Callable[[Any], None]) -> None:
+        """Write in a sql_txn that is rolled back. Raises ``BadRecordError`` for a row that the
+        database refuses whatever other rows there are. A part of a transaction lacks the others,
+        so a trigger, a foreign key or a value that must be unique would not tell."""
+        try:
+            with suppress(SqlRollBack), self._writing() as connection:
+                if not self._triggers(connection):
+                    write(connection)
+                raise SqlRollBack
+        except BadRecordError as error:
+            if self._is_of_row_alone(error.__cause__):
+                raise
+
+    @abstractmethod
+    def _triggers(self, connection: Any) -> list[str]:
+        """The names of the user's triggers that can change a row of the table while it is
+        written."""
+
+    @abstractmethod
+    def _is_of_row_alone(self, error: BaseException | None) -> bool:
+        """Whether an error of the database refuses a row whatever other rows there are."""
 
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
@@ -286,9 +330,14 @@ class RowTable(TableDefinition):
 
         self._accepted(write, on_refused)
 
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
+        self._tried(lambda connection: self.apply(connection, map(self._storable, rounds), attempt.txid))
+
     def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
         """Write all rows. If the database refuses some, and they may be left out, write the others
-        in a second sql_txn, whose savepoints find them by halving."""
+        in a second sql_txn, whose savepoints find them by halving. Where the database can write
+        rows one by one itself, it does that with parts that it has refused."""
         try:
             write(all_at_once)
             return
@@ -300,23 +349,30 @@ class RowTable(TableDefinition):
         for each in refused:
             on_refused(each)
 
-    def _in_parts(
-        self, refused: list[BadRecordError], connection: Any, rows: pa.Table, write: Callable[[pa.Table], None]
-    ) -> None:
+    def _in_parts(self, refused: list[BadRecordError], connection: Any, rows: pa.Table, write: WriteRows) -> None:
         def saved(part: pa.Table) -> None:
             self._run(connection, "SAVEPOINT _ratchet_part")
             try:
                 with self._named_errors():
-                    write(part)
+                    write(connection, part)
             except BadRecordError:
                 self._run(connection, "ROLLBACK TO SAVEPOINT _ratchet_part")
                 self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
-                raise
+                singly = self._singly(connection, part, write) if 1 < part.num_rows <= SINGLE_ROWS else None
+                if singly is None:
+                    raise
+                refused.extend(singly)
+                return
             self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
 
         self._check_immediately(connection)
         for _ in accepted(rows, saved, refused.append):
             pass
+
+    def _singly(self, connection: Any, rows: pa.Table, write: WriteRows) -> Sequence[BadRecordError] | None:
+        """Let the database write rows one by one. Returns why it has refused some, which have no
+        effect. None, and nothing is written: it cannot do that."""
+        return None
 
     def _check_immediately(self, connection: Any) -> None:
         """Let the sql_txn check each statement against the constraints that it would check when it
@@ -367,8 +423,8 @@ class RowTable(TableDefinition):
         names = self._fit(connection)
         held = self._held(connection)
 
-        def write(rows: pa.Table) -> None:
-            self._apply(connection, rows, names, held, txid)
+        def write(via: Any, rows: pa.Table) -> None:
+            self._apply(via, rows, names, held, txid)
 
         for each in rounds:
             parts(connection, self._with_positions(connection, each), write)

@@ -186,6 +186,15 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
             table = table.append_column(UNCHANGED, batch.column(UNAVAILABLE))
         return table
 
+    def may_try_writes(self) -> bool:
+        """Not if a row keeps values of the one before it, which may be of the same batch."""
+        return not self._changes.ignore_nulls and not self._unavailable
+
+    def try_writes(self) -> None:
+        rounds = rounds_of(self._batches, self._changes)
+        if self._attempt is not None and rounds:
+            self.table.try_change(self._attempt, rounds)
+
     def finish_batch(self) -> None:
         if self._attempt is None:
             return

@@ -138,8 +138,8 @@ def test_an_executor_that_is_killed_costs_an_attempt(cluster: str, tmp_path: Pat
 
 
 class LateCommit(UpdateGlobalCount):
-    """Stalls in the commit phase of the first attempt, past its timeout, and writes then,
-    like a zombie.
+    """Stalls in the first commit phase, past the timeout of its attempt, and writes then, like a
+    zombie.
     """
 
     commits_on_driver = True
@@ -150,10 +150,11 @@ class LateCommit(UpdateGlobalCount):
 
     def finish_batch(self) -> None:
         folder = Path(self.folder)
-        if self.attempt.attempt_id == 1:
+        stalled = folder / "stalled"
+        if not stalled.exists():  # an attempt before it may have timed out earlier
+            stalled.write_text(str(self.attempt.attempt_id))
             self.state.begin_commit(self.attempt)
             self.state.multi_update(["zombie"], [lambda old: 1_000_000])
-            (folder / "stalled").touch()
             deadline = time.monotonic() + PATIENCE_S
             while not (folder / "go on").exists() and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -182,7 +183,12 @@ def test_a_commit_that_wakes_up_after_its_fence_closed_writes_nothing(tmp_path: 
     config = {"topology.message.timeout.secs": 2}
     with start(builder.build(), ("local", {}), **config) as run:
         deadline = time.monotonic() + PATIENCE_S
-        while (state_open(tmp_path / "x.db") or (0, 0)) < (1, 2):  # open for the next attempt: the fence is closed
+        while not (tmp_path / "stalled").exists() or not (tmp_path / "stalled").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        zombie = int((tmp_path / "stalled").read_text())
+        # open for the next attempt: the fence is closed
+        while (state_open(tmp_path / "x.db") or (0, 0)) < (1, zombie + 1):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         (tmp_path / "go on").touch()

@@ -39,7 +39,7 @@ def use() -> None:
         java = find_java()
     except ServerError:
         return  # who needs Java says so
-    KafkaBroker.java_options = (*QUICK, *_reading(_archive(java, "kafka")))
+    KafkaBroker.java_options = (*QUICK, "-XX:-UsePerfData", *_reading(_archive(java, "kafka")))
     ZooKeeperServer.java_options = (*QUICK, *_reading(_archive(java, "zookeeper")))
     os.environ[SPARK_OPTIONS] = " ".join((*QUICK, *_reading(_archive(java, "spark"))))
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", _EXECUTORS)

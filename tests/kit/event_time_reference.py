@@ -4,7 +4,7 @@ fails. Times are seconds; what is sent has microseconds, as the committers send 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +46,7 @@ class Reference:
         self.planned_at: int | None = None
         self.elapsed = 0
         self.partitions: dict[int, tuple[int, int]] = {}
+        self.timeless: dict[int, int] = {}
         self.windows: dict[tuple[str, int, int], list[int]] = {}
         self.open: dict[str, list[Record]] = defaultdict(list)
         self.seen: dict[str, int] = {}
@@ -54,10 +55,11 @@ class Reference:
         self.rows: list[Record] = []
         self.ahead: list[Record] = []
 
-    def after(self, records: Sequence[Record], planned_at: int, *, behind: bool) -> Sent:
-        """What the next transaction sends."""
+    def after(self, records: Sequence[Record], planned_at: int, *, behind: bool, begun: Collection[int] = ()) -> Sent:
+        """What the next transaction sends. ``begun``: the partitions that no transaction has read
+        to their end so far."""
         before = self.watermark if self.watermark is not None else -(10**9)
-        now = self._time(records, planned_at, behind=behind)
+        now = self._time(records, planned_at, behind, begun)
         sent: Sent = {"watermark": Counter([us(now) if self.watermark is not None else NEVER])}
         self._windows(records, before, now, sent)
         self._sessions(records, before, now, sent)
@@ -75,7 +77,7 @@ class Reference:
             "valued": len(self.ahead) + len({row.key for row in self.rows}),
         }
 
-    def _time(self, records: Sequence[Record], planned_at: int, *, behind: bool) -> int:
+    def _time(self, records: Sequence[Record], planned_at: int, behind: bool, begun: Collection[int]) -> int:
         if self.planned_at is not None and not behind:
             self.elapsed += max(planned_at - self.planned_at, 0)
         self.planned_at = planned_at
@@ -84,7 +86,10 @@ class Reference:
             self.partitions[record.source] = newest, self.elapsed
         idle = self.options.idle_after
         awake = [at for at, seen in self.partitions.values() if idle is None or self.elapsed - seen < idle]
-        if awake:
+        known = self.timeless
+        self.timeless = {each: known.get(each, self.elapsed) for each in begun if each not in self.partitions}
+        waits = any(idle is None or self.elapsed - since < idle for since in self.timeless.values())
+        if awake and not waits:
             reached = min(awake) - self.options.lag
             self.watermark = max(self.watermark, reached) if self.watermark is not None else reached
         return self.watermark if self.watermark is not None else -(10**9)

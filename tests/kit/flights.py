@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from pathlib import Path
+
+import pytest
 
 from framework.transactions import TransactionalState, ZooKeeperStore
 from ratchet.demo import flights_data
 from tests.kit.processes import RunProcess
+
+
+def take_first(count: int, patch: pytest.MonkeyPatch) -> None:
+    """Make the first flights all there are, where they are sent and where they are counted."""
+    every = flights_data.flights
+    patch.setattr(flights_data, "flights", lambda: itertools.islice(every(), count))
+    patch.setattr(flights_data, "FLIGHTS", count)
 
 
 class FlightsRun(RunProcess):

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import sinks
 from framework import Fields, Topology, TransactionalTopologyBuilder
-from integration import MariaDbServer, PostgresServer, RedisServer
 from integration.folder_permissions import open_folder
 from integration.server import Server
 from sinks import (
@@ -22,12 +22,8 @@ from sinks import (
     DeltaLakeTable,
     MapBackend,
     Max,
-    MySqlBackend,
     OpaqueMapState,
     ParquetTable,
-    PostgresBackend,
-    RedisBackend,
-    SqliteBackend,
     StateCommitter,
     Sum,
     TransactionalMapState,
@@ -44,15 +40,14 @@ STORES = ["sqlite", "postgres", "redis", "mysql"]
 
 
 def backend(app: Mapping[str, Any], table: str) -> MapBackend:
-    kind, address = app["app.store"], app["app.address"]
-    if kind == "sqlite":
-        return SqliteBackend(address, table)
-    kinds: dict[str, Callable[[str, str], MapBackend]] = {
-        "postgres": PostgresBackend,
-        "redis": RedisBackend,
-        "mysql": MySqlBackend,
+    kinds = {
+        "sqlite": "SqliteBackend",
+        "postgres": "PostgresBackend",
+        "redis": "RedisBackend",
+        "mysql": "MySqlBackend",
     }
-    return kinds[kind](address, table)
+    kind: Callable[[str, str], MapBackend] = getattr(sinks, kinds[app["app.store"]])  # imports no client of another one
+    return kind(app["app.address"], table)
 
 
 def topology(app: Mapping[str, Any]) -> Topology:
@@ -84,6 +79,8 @@ def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]
     if store in ("sqlite", "none"):
         yield str(tmp_path / "x.db"), None
         return
+    from integration import MariaDbServer, PostgresServer, RedisServer  # not in each driver
+
     with open_folder() as folder:
         kinds: dict[str, type[PostgresServer | RedisServer | MariaDbServer]] = {
             "postgres": PostgresServer,
@@ -101,7 +98,7 @@ def server_of(store: str, tmp_path: Path) -> Iterator[tuple[str, Server | None]]
 class Feed:
     """Sends messages until it is stopped, a few at a time."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, pause_s: float = 0.05, burst: int = 20) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, *, pause_s: float = 0.05, burst: int = 5) -> None:
         self._producer = SureProducer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
         self._topic, self._pause_s, self._burst = topic, pause_s, burst
         self._stopped = threading.Event()

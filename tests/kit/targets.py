@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,11 +35,19 @@ from tests.kit import marks
 
 #: The profile of Hypothesis in ``make test``: the same examples at each run.
 USUAL = "usual"
+#: So much of a value stands in the name of a test.
+_NAMED = 200
 #: Fixtures that start something large. The tests that use one of them share a process.
 _SPARK = {"spark", "cluster", "spark_masters"}
-_SERVERS = {"servers", "topics"}
+_SERVERS = {"servers", "topics", "ratchet_servers"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
-_OTHERS = {"built_site": "site", "mariadb": "mariadb", "mysql": "mariadb", "apicurio": "apicurio"}
+_OTHERS = {
+    "built_site": "site",
+    "cleaning": "cleaning",
+    "mariadb": "mariadb",
+    "mysql": "mariadb",
+    "apicurio": "apicurio",
+}
 #: Tests of what works on the rows of a table, whatever the database -> where they are slow: tables
 #: there have the whole contract of writing in make test.
 _ON_TABLES = {
@@ -104,8 +113,22 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_finish() -> None:
     """The collected tests stay to the end: the garbage collector need not look through them again
     and again."""
-    gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Only modules with examples are imported and searched for examples."""
+    found = yield
+    if b">>> " in file_path.read_bytes():
+        return found
+    return [each for each in found if type(each) is pytest.Module]
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a test after the beginning of a long value, because processes exchange the names of all
+    tests."""
+    return ascii(val[:_NAMED]) if isinstance(val, str | bytes) and len(val) > _NAMED else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

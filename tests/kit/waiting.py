@@ -13,8 +13,9 @@ WATCH_S = 1.0
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = PATIENCE_S, *, what: str = "a condition") -> None:
     """Return when ``condition`` holds. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, 0.005
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:g} s for {what}")
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, 0.1)  # what takes seconds needs the processor for itself

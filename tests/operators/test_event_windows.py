@@ -142,6 +142,25 @@ def test_an_idle_partition_and_an_unread_one() -> None:
     assert EventClock.of_document(later.document()) == later
 
 
+def test_a_partition_that_had_no_event_time_so_far_delays_the_watermark() -> None:
+    """Its next record may be as old as any, until it has been read to its end, or is idle."""
+    rules: dict[str, Any] = {"out_of_orderness": 10, "idle_after": 100}
+    clock = EventClock().after({"a": 1_000}, 0, begun=["a", "b"], **rules)
+    assert (clock.watermark, clock.held_up_by(100)) == (NEVER, "b")
+    assert EventClock.of_document(clock.document()) == clock
+    waiting = clock.after({"a": 2_000}, 99, begun=["b"], **rules)
+    assert waiting.watermark == NEVER
+    assert waiting.after({"a": 2_000, "b": 500}, 99, begun=["b"], **rules).watermark == 490
+    assert waiting.after({"a": 2_000}, 99, **rules).watermark == 1_990, "b is read to its end"
+    idle = waiting.after({"a": 3_000}, 100, begun=["b"], **rules)
+    assert (idle.watermark, idle.held_up_by(100)) == (2_990, "a")
+    assert idle.after({"a": 4_000}, 101, begun=["b"], **rules).watermark == 3_990
+    older = EventClock.of_document({each: its for each, its in waiting.document().items() if each != "timeless"})
+    assert older.after({"a": 2_000}, 100, begun=["b"], **rules).watermark == NEVER
+    never = EventClock().after({"a": 1_000}, 0, begun=["b"], out_of_orderness=10, idle_after=None)
+    assert never.after({"a": 9}, 10**9, begun=["b"], out_of_orderness=10, idle_after=None).watermark == NEVER
+
+
 def test_no_partition_becomes_idle_while_records_are_left_unread() -> None:
     """A driver that was down for an hour may read one partition before the other."""
     rules: dict[str, Any] = {"out_of_orderness": 0, "idle_after": 100}

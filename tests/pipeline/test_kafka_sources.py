@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from confluent_kafka import Consumer, TopicPartition
 from framework import TopologyContext, TopologyFailed, TransactionAttempt
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
-from integration import EmbeddedServers, KafkaBroker
+from integration import KafkaBroker
 from integration.server import free_port
 from spouts.kafka.group_offsets import GroupOffsets
 from tests.kit.kafka_runs import KafkaRuns, values_in
@@ -352,20 +351,6 @@ def test_another_cluster_is_refused_or_read_from_its_beginning(
 
 
 # --- gaps that are no loss ------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
-    """A broker that compacts and deletes as fast as it can."""
-    fast = {
-        "log.cleaner.backoff.ms": "100",
-        "log.cleaner.min.cleanable.ratio": "0.01",
-        "log.retention.check.interval.ms": "300",
-        "log.segment.delete.delay.ms": "100",
-        "log.initial.task.delay.ms": "100",
-    }
-    with EmbeddedServers(tmp_path_factory.mktemp("cleaning"), kafka_settings=fast) as servers:
-        yield Topics(servers.bootstrap_servers)
 
 
 @pytest.mark.behaviour("2.5")

@@ -14,16 +14,19 @@ import pytest
 from integration import EmbeddedServers
 from ratchet.demo import flights_data
 from ratchet.demo.flights import TOPIC
-from tests.kit.flights import FlightsRun
+from tests.kit.flights import FlightsRun, take_first
 from tests.kit.targets import Often
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
 
 @pytest.fixture(scope="module")
-def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
-    """Servers of this module's own, since tests here kill them, with every flight in the topic."""
-    with EmbeddedServers(tmp_path_factory.mktemp("flights")) as servers:
+def flights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServers]:
+    """Servers of this module's own, since tests here kill them, with the flights in the topic: in
+    ``make test-all`` all of them."""
+    with pytest.MonkeyPatch.context() as patch, EmbeddedServers(tmp_path_factory.mktemp("flights")) as servers:
+        if not request.config.getoption("--all"):
+            take_first(60_000, patch)
         flights_data.load(servers.bootstrap_servers, TOPIC)
         yield servers
 
@@ -84,7 +87,7 @@ def _pause(run: FlightsRun, seconds: float) -> None:
 def test_server_killed_and_restarted_in_mid_run_goes_on_by_itself(
     flights: EmbeddedServers, tmp_path: Path, server: str, spout: str, in_all: bool, often: Often
 ) -> None:
-    size = often(16_000, 4_000)
+    size = often(2_000, 4_000)
     run = FlightsRun(tmp_path, flights.bootstrap_servers, flights.zookeeper, spout, size, f"/{server}", spark=in_all)
     victim = flights.kafka if server == "kafka" else flights.zookeeper_server
     try:

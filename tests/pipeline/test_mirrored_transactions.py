@@ -21,6 +21,7 @@ from integration.folder_permissions import open_folder
 from ratchet import Pipeline, sqlite
 from tests.kit.change_records import INT, change_record, transaction_marker
 from tests.kit.debezium import JSON_WITH_SCHEMAS, change_source
+from tests.kit.targets import Often
 from tests.kit.topics import Topics
 from tests.kit.waiting import wait_for
 
@@ -97,11 +98,11 @@ def numbers(path: Path) -> dict[int, int]:
 
 
 def test_a_reader_sees_the_transactions_of_the_source_whole(
-    servers: EmbeddedServers | ExternalServers, topics: Topics, name: str, tmp_path: Path
+    servers: EmbeddedServers | ExternalServers, topics: Topics, name: str, tmp_path: Path, often: Often
 ) -> None:
     """Whenever it looks, also after the driver was started again. A batch has at most three records
     or one transaction."""
-    path = tmp_path / "copy.db"
+    path, count = tmp_path / "copy.db", often(48, TRANSACTIONS)
     connector = Connector(topics, name)
     copy = Pipeline("copy")
     copy.mirror(
@@ -113,14 +114,14 @@ def test_a_reader_sees_the_transactions_of_the_source_whole(
     )
     store = MemoryStore()
     with divided(path) as found:
-        for some in (range(TRANSACTIONS // 2), range(TRANSACTIONS // 2, TRANSACTIONS)):
+        for some in (range(count // 2), range(count // 2, count)):
             with copy.submit(store=store, executor="local") as run:
                 connector.write(some)
                 run.wait_until_caught_up(60)
                 transactions = run.transactions()
             assert numbers(path)[some[-1] % KEYS] == some[-1]
     assert found == differing(path) == []
-    assert len(transactions) > TRANSACTIONS // 4
+    assert len(transactions) > count // 4
 
 
 @pytest.mark.slow

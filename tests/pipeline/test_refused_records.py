@@ -196,6 +196,43 @@ def test_all_refused_records_of_a_batch_are_left_out_of_its_next_attempt(
     assert verify(topology, store).right
 
 
+def attempts_of(store: MemoryStore, topology: Topology) -> list[int]:
+    """The number of attempts of each transaction."""
+    return [len(each.attempts) for each in read_history(store, topology.id)]
+
+
+def test_errors_that_records_cause_are_found_by_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = words(100)
+    rows = [row for n, each in enumerate(good) for row in (each, *([["bad", n]] if n % 10 == 3 else []))]
+    topology, store = built(tmp_path, rows, error=ZeroDivisionError), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    config = {"topology.bad.record.errors": True, "topology.max.attempts": 2, "topology.message.timeout.secs": 10_000}
+    caught_up(topology, store, config)
+    assert counts(tmp_path) == expected(good)
+    assert len(refused(store)) == 10
+    assert attempts_of(store, topology) == [3]
+
+
+def test_an_error_of_every_record_is_no_reason_to_leave_out_many_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's code may ask a server that is away."""
+    topology, store = built(tmp_path, [["bad", n] for n in range(100)], error=ConnectionError), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    found: list[int] = []
+    searched = narrowing.Narrowing.searched
+
+    def noted(self: Any, *given: Any, **options: Any) -> Any:
+        result = searched(self, *given, **options)
+        found.append(len(result.refused) if result is not None else 0)
+        return result
+
+    monkeypatch.setattr(narrowing.Narrowing, "searched", noted)
+    config = {"topology.bad.record.errors": True, "topology.max.attempts": 2, "topology.message.timeout.secs": 10_000}
+    caught_up(topology, store, config)
+    assert max(found) == 1
+
+
 def test_records_that_bolts_with_different_policies_refuse_are_left_out_in_turn(tmp_path: Path) -> None:
     """The plan's entry of a partition has one policy."""
 

@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from integration import KafkaCluster, ZooKeeperEnsemble
 from integration.server import free_port, port_taken
 from integration.spark_cluster import SparkMaster
+from tests.kit.targets import Often
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -44,13 +45,13 @@ def read_all(bootstrap_servers: str, topic: str, count: int) -> list[int]:
     return found
 
 
-def test_three_brokers_survive_the_death_of_any_one(tmp_path: Path) -> None:
+def test_three_brokers_survive_the_death_of_any_one(tmp_path: Path, often: Often) -> None:
     with KafkaCluster(tmp_path, 3) as cluster:
         topics = Topics(cluster.bootstrap_servers)
         topics.create("t", replication=3, min_insync_replicas="2")
         producer = topics.producer(acks="all")
         sent = 0
-        for broker in cluster.brokers:
+        for broker in cluster.brokers[: often(1, 3)]:
             broker.kill()
             for _ in range(20):
                 producer.produce("t", str(sent))

@@ -53,6 +53,7 @@ def test_changes_arrive_over_a_crash_of_the_worker(
         worker.delete(name)
 
 
+@pytest.mark.slow
 def test_a_connector_that_cannot_start_says_why(worker: ConnectWorker, name: str) -> None:
     with pytest.raises(ServerError, match=r"database\.hostname"):
         worker.put(name, {"connector.class": "io.debezium.connector.postgresql.PostgresConnector"})

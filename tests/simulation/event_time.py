@@ -87,6 +87,7 @@ class World:
         self.names = self.chance.sample(COMMITTERS, self.chance.randint(1, 2))
         self.states = {name: OpaqueMapState(Rows()) for name in ("watermark", *self.names)}
         self.newest: dict[int, int] = {}
+        self.begun: frozenset[int] = frozenset()
         self.planned_at = 1_000
         self.numbers = iter(range(1_000_000))
         self.reference = Reference(self.options)
@@ -110,6 +111,7 @@ class World:
             idle_after=options.idle_after,
             max_ahead=ABSURD // 2,
         )
+        watermark._place = 1  # of the one part of a partition's id
         builder.set_bolt("watermark", watermark).global_grouping("records").global_grouping("records", CLOCK_STREAM)
         for kind in ("order", "payment"):
             builder.set_bolt(f"{kind}s", Part(kind)).shuffle_grouping("records")
@@ -176,7 +178,7 @@ class World:
         for partition, its in batch.rows.items():
             for record in its:
                 self.newest[partition] = max(record.at, self.newest.get(partition, record.at))
-        self.planned_at = batch.planned_at
+        self.planned_at, self.begun = batch.planned_at, batch.begun
         for state in self.states.values():
             header = state.read_header()
             if attempt > 1:
@@ -187,7 +189,7 @@ class World:
         self.trace.append(f"{txid}:{attempt} sent {sent}")
         if any(record.at == ABSURD for record in batch.records()):
             raise Violation(f"transaction {txid}: a record of an absurd time was committed")
-        everything = self.reference.after(batch.records(), batch.planned_at, behind=batch.behind)
+        everything = self.reference.after(batch.records(), batch.planned_at, behind=batch.behind, begun=batch.begun)
         expected = {name: its for name, its in everything.items() if name.split("/")[0] in self.states}
         if sent != expected:
             differs = [name for name in expected if sent.get(name) != expected[name]]
@@ -212,7 +214,7 @@ class World:
             planned_at -= 500
         if former is not None:
             rows = {part: its[: self.chance.randint(0, len(its))] for part, its in former.rows.items()}
-            return Batch(rows, planned_at, former.behind)
+            return Batch(rows, planned_at, former.behind, former.begun)
         rows = {}
         for partition in range(self.chance.randint(1, 3)):
             if self.strike("silent partition", 0.3):
@@ -228,14 +230,20 @@ class World:
                 kind = self.chance.choice(["order", "payment"])
                 its.append(Record(partition, self.chance.choice(KEYS), kind, when, next(self.numbers)))
             rows[partition] = its
-        return Batch(rows, planned_at, behind=self.strike("records left", 0.1))
+        begun = frozenset(
+            each
+            for each in range(4)
+            if (each in self.begun and not self.strike("partition read to its end", 0.3))
+            or self.strike("partition without event time", 0.03)
+        )
+        return Batch(rows, planned_at, self.strike("records left", 0.1), begun)
 
     def reference_time(self) -> int:
         return max(self.newest.values(), default=500)
 
     def taken_out(self, batch: Batch) -> Batch:
         rows = {part: [each for each in its if each.at != ABSURD] for part, its in batch.rows.items()}
-        return Batch(rows, batch.planned_at, batch.behind)
+        return Batch(rows, batch.planned_at, batch.behind, batch.begun)
 
     # --- one attempt ------------------------------------------------------------------------------
 
@@ -245,7 +253,12 @@ class World:
         clock = self.task(txid, number, "watermark", 0, 1)
         for part in self.split(records):
             self.fold(clock, [rows(part)])
-        told = {"planned_at": us(batch.planned_at), "unread": False, "behind": batch.behind}
+        told = {
+            "planned_at": us(batch.planned_at),
+            "unread": False,
+            "behind": batch.behind,
+            "begun": [*map(str, batch.begun)],
+        }
         clock.execute_arrow(pa.RecordBatch.from_pylist([told], CLOCK_FIELDS.schema()))
         kept = clock.keep_for_commit()
         tasks = [
@@ -338,6 +351,7 @@ class Batch:
     rows: dict[int, list[Record]]
     planned_at: int
     behind: bool
+    begun: frozenset[int]
 
     def records(self) -> list[Record]:
         return [record for _, its in sorted(self.rows.items()) for record in its]

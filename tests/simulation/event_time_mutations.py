@@ -112,6 +112,11 @@ def records_left_unread_make_partitions_idle(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def partitions_without_event_time_are_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    after = EventClock.after
+    patch.setattr(EventClock, "after", lambda self, *given, **options: after(self, *given, **{**options, "begun": ()}))
+
+
 def a_session_ends_with_each_part(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions, "ends", lambda pane, following: True)
 
@@ -168,6 +173,7 @@ PATCHES: list[Patch] = [
     closed_before_the_last_record,
     every_task_writes_what_is_due,
     records_left_unread_make_partitions_idle,
+    partitions_without_event_time_are_not_waited_for,
     a_session_ends_with_each_part,
     a_late_session_touches_none,
     partners_in_one_bucket_only,

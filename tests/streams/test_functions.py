@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from framework.call_site import Call
@@ -22,6 +25,7 @@ from framework.errors import BadRecordError, RetryableError, TopologyError
 from framework.execution.collector import TaskCollector
 from framework.streams import function_calls
 from framework.streams.function_calls import Calls, calls_of
+from framework.streams.row_growth_limits import ROWS_AT_A_TIME
 from framework.streams.stateless_steps import applied
 from framework.streams.steps_bolt import Branch, StepsBolt
 from framework.testing import fail_attempt, replay
@@ -477,3 +481,56 @@ def test_async_functions_run_in_the_workers_of_spark(spark: str, tmp_path: Path)
 def test_a_number_in_a_table_is_no_time(operator: str, tmp_path: Path) -> None:
     with pytest.raises(TopologyFailed, match="it returned int64 for 'n', and a number of a time has no unit"):
         rows_of(tmp_path, lambda s: getattr(s, operator)(lambda given: given, n=datetime.datetime))
+
+
+def test_rows_with_a_large_value_of_a_function_leave_in_parts() -> None:
+    large = "x" * 1_000_000
+    stream: Any = Pipeline("rows").read([], n=int).map(lambda row: {"n": row["n"], "text": large}, n=int, text=str)
+    frame, n, most = pl.DataFrame({"n": range(1_000)}), 0, 0
+    for part in stream._node.step.applied(frame):
+        assert part["n"].to_list() == list(range(n, n + part.height))
+        n, most = n + part.height, max(most, part.estimated_size())
+    assert n == 1_000
+    assert most <= 1.1 * ROWS_AT_A_TIME * len(large)
+
+
+def read_table(table: pa.Table) -> pa.Table:
+    return pa.Table.from_pylist([json.loads(each) for each in table["text"].to_pylist()])
+
+
+GOOD, DEEP = '{"n": 1, "m": 2}', "[" * 800 + "]" * 800
+#: Steps whose function reads text as JSON, and a text that it reads well.
+READERS: dict[str, tuple[Callable[[Stream], Stream], str]] = {
+    "map": (lambda s: s.map(lambda row: json.loads(row["text"]), n=int, m=int), GOOD),
+    "flat_map": (lambda s: s.flat_map(lambda row: json.loads(row["text"]), n=int, m=int), f"[{GOOD}]"),
+    "lookup": (lambda s: s.lookup(json.loads, on="text", n=int, m=int), GOOD),
+    "lookups": (
+        lambda s: s.lookup(lambda keys: json.loads(keys[0]), on="text", batch_size=1, n=int, m=int),
+        f"[{GOOD}]",
+    ),
+    "map_batches": (lambda s: s.map_batches(read_table, n=int, m=int), GOOD),
+    "time": (lambda s: s.map(lambda row: {"n": json.loads(row["text"])}, n=datetime.date), "null"),
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        *(("map", text) for text in ('{"n": 1, "more": 2}', "[1]", "null", "5", '"x"', '{"n": "x"}', '{"n": {}}')),
+        *(("flat_map", text) for text in (GOOD, "[5]", "null", '"x"', DEEP)),
+        *(("lookup", text) for text in ('{"n": 1, "more": 2}', "[1]", '"x"', DEEP)),
+        *(("lookups", text) for text in ("5", "[]", "[5]")),
+        ("map_batches", '{"n": 1.5, "m": 2}'),
+        ("time", "5"),
+    ],
+)
+def test_json_of_another_shape_is_a_bad_record(step: str, text: str, tmp_path: Path) -> None:
+    """A producer decides what a function returns that reads its text."""
+    make, good = READERS[step]
+    texts = [[good], [good], [text], [good]]
+    spout = OpaqueMemoryTransactionalSpout({0: texts}, Fields(text=str), 4, on_bad_record="skip")
+    pipeline = Pipeline("texts")
+    make(pipeline.spout(spout)).append_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    pipeline.run(executor="local", timeout_s=PATIENCE_S)
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        assert [n for (n,) in connection.execute("SELECT n FROM t")] == [None if step == "time" else 1] * 3

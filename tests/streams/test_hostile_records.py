@@ -7,16 +7,19 @@ from __future__ import annotations
 import datetime
 import json
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from framework.streams import lookups
 from framework.streams.ports import Target
 from framework.transactions import MemoryStore
-from ratchet import Json, Pipeline, Stream, count, max_, postgres, session, tumbling
+from ratchet import Json, Pipeline, Stream, count, max_, postgres, session, sqlite, tumbling
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
 
@@ -84,6 +87,7 @@ def found(
         value=Json(k=str, v=int, at=datetime.datetime),
         bootstrap_servers=topics.bootstrap_servers,
         on_bad_record="skip",
+        bad_record_share_max=None,
     )
     table = f"{states}_found"[-60:]
     made = make(rows, postgres(dsn, table))
@@ -120,6 +124,26 @@ def test_records_that_a_state_cannot_keep_change_nothing_for_others(
     assert len(results[0]) >= 3
 
 
+@pytest.mark.parametrize(
+    "step", [pytest.param(each, marks=pytest.mark.slow) if each != "windows" else each for each in TIMED]
+)
+def test_a_partition_that_begins_with_undecodable_records_makes_no_record_late(
+    topics: Topics, name: str, postgres: Any, step: str
+) -> None:
+    """The watermark waits while the batches of a backlog have only bad records of a partition."""
+    results = []
+    for suffix, undecodable in (("good", []), ("mixed", [b"{"] * 60)):
+        topic = topics.create(f"{name}-{suffix}", 2)
+        for number in (0, 1):
+            times = (START + datetime.timedelta(minutes=minute, seconds=number) for minute in range(30))
+            records = [{"k": "x", "v": 2 * at.minute + number, "at": at.isoformat()} for at in times]
+            begins = undecodable if number == 1 else []
+            topics.send(topic, [*begins, *(json.dumps(each).encode() for each in records)], number)
+        results.append(found(topics, topic, postgres.dsn, TIMED[step], records_max=10))
+    assert results[0] == results[1]
+    assert len(results[0]) >= 3
+
+
 @pytest.mark.parametrize("partition", [0, 1])
 @pytest.mark.parametrize("step", ["windows", pytest.param("valued", marks=pytest.mark.slow)])
 def test_the_search_for_a_refused_record_makes_no_record_of_another_partition_late(
@@ -138,3 +162,21 @@ def test_the_search_for_a_refused_record_makes_no_record_of_another_partition_la
         results.append(found(topics, topic, postgres.dsn, TIMED[step], records_max=1_000))
     assert results[0] == results[1]
     assert len(results[0]) >= 20
+
+
+def test_records_whose_answers_are_too_large_together_are_planned_in_halves(
+    topics: Topics, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each key is answered with 10 kB, and one with more than a batch may have."""
+    monkeypatch.setattr(lookups, "ANSWERS_BYTES_MAX", 100_000)
+    topics.create(name)
+    topics.send(name, [json.dumps({"k": number}).encode() for number in range(60)])
+    shop = Pipeline(name)
+    rows = shop.read_kafka(name, value=Json(k=int), bootstrap_servers=topics.bootstrap_servers)
+    known = rows.lookup(lambda key: "x" * (200_000 if key == 7 else 10_000), on="k", text=str)
+    known.append_into(sqlite(tmp_path / "out.db", "out"), name="out")
+    with shop.submit({}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    with sqlite3.connect(tmp_path / "out.db") as connection:
+        sizes = dict(connection.execute("SELECT k, length(text) FROM out"))
+    assert sizes == {number: 200_000 if number == 7 else 10_000 for number in range(60)}

@@ -11,14 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import Fields, submit
-from framework.errors import BadRecordError, TopologyError
-from framework.streams import lookups
+from framework.errors import BadRecordError, BatchTooLargeError, TopologyError
+from framework.streams import lookups, row_growth_limits
+from framework.streams.row_growth_limits import PART_BYTES
 from framework.streams.stateless_steps import applied
 from framework.testing import crash, fail_attempt, replay
 from framework.transactions import MemoryStore
@@ -206,6 +208,62 @@ def test_large_keys_and_answers_take_the_place_of_several_in_a_cache() -> None:
     assert len(cache) == 4
     assert cache.currsize <= 16 * lookups.KEY_BYTES
     assert asked["x"] == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}])
+def test_rows_with_large_answers_leave_in_parts(options: Any) -> None:
+    """Each record of a few bytes gets an answer of 1 MB."""
+    answer = "x" * 1_000_000
+
+    def large(given: Any) -> Any:
+        return [answer if key == 1 else "y" for key in given] if options else (answer if given == 1 else "y")
+
+    stream: Any = Pipeline("rows").read([], n=int, who=int).lookup(large, on="who", name=str, **options)
+    who = [1, 2, None] * 40
+    frames = list(stream._node.step.applied(pl.DataFrame({"n": range(120), "who": who})))
+    assert max(each.estimated_size() for each in frames) < 2 * PART_BYTES
+    assert [row for each in frames for row in each["n"]] == list(range(120))
+    sizes = [row for each in frames for row in each["name"].str.len_bytes()]
+    assert sizes == [{1: 1_000_000, 2: 1, None: None}[each] for each in who]
+
+
+def test_an_answer_that_is_too_large_for_a_row_is_a_bad_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_growth_limits, "ROW_BYTES_MAX", 20_000_000)
+    stream: Any = Pipeline("rows").read([], who=int).lookup(lambda key: "x" * key, on="who", name=str)
+    with pytest.raises(BadRecordError, match="an answer has 20,000,001 bytes: a row may become 20,000,000"):
+        list(stream._node.step.applied(pl.DataFrame({"who": [1, 20_000_001]})))
+
+
+async def thousands(key: int) -> str:
+    ASKED["calls"] += 1
+    return "x" * 1_000
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (lambda key: f"{key:1000}", {}),
+        (lambda keys: {key: f"{key:1000}" for key in keys}, {"batch_size": 2}),
+        (thousands, {"concurrency": 2}),
+        (lambda key: f"{key:1000}", {"cache": "1 h"}),
+    ],
+)
+def test_answers_of_many_keys_are_held_within_a_bound(
+    monkeypatch: pytest.MonkeyPatch, function: Any, options: Any
+) -> None:
+    monkeypatch.setattr(lookups, "ANSWERS_BYTES_MAX", 10_000)
+    stream: Any = Pipeline("rows").read([], who=int).lookup(function, on="who", name=str, **options)
+    step = stream._node.step
+    assert pl.concat(step.applied(pl.DataFrame({"who": range(5)}))).height == 5
+    with pytest.raises(BatchTooLargeError, match="the answers for the keys of a batch have more than 10,000 bytes"):
+        list(step.applied(pl.DataFrame({"who": range(1_000)})))
+    assert ASKED["calls"] < 20
+
+
+def test_a_large_answer_of_one_key_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "ANSWERS_BYTES_MAX", 10_000)
+    stream: Any = Pipeline("rows").read([], who=int).lookup(lambda key: "x" * 20_000, on="who", name=str)
+    assert pl.concat(stream._node.step.applied(pl.DataFrame({"who": [1, 1]}))).height == 2
 
 
 def counted(stream: Callable[[Stream], Stream], folder: Path) -> dict[str, dict[str, float]]:

@@ -73,6 +73,10 @@ STEPS: dict[str, tuple[Make, list[dict[str, Any]]]] = {
         lambda s: s.map_batches(lambda table: table.select(["id", "n"]), id=str, n=int),
         [{"id": "b", "n": 2}, {"id": "c", "n": 4}],
     ),
+    "map_batches of a column called run": (
+        lambda s: s.select("id", run="n").map_batches(lambda t: t, id=str, run=int).select("id", n="run"),
+        [{"id": "b", "n": 2}, {"id": "c", "n": 4}],
+    ),
     "explode": (lambda s: s.explode("items").select("id", n="items"), [{"id": "b", "n": 2}, {"id": "c", "n": 4}]),
     "lookup": (
         lambda s: s.select("id", "n").lookup(lambda key: key * 2, on="id", found=str),

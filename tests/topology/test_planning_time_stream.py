@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
-from framework import Topology, TransactionalTopologyBuilder
+from framework import Topology
 from framework.errors import TopologyError
-from framework.topology import Fields, PartitionedSpout, PartitionPlanner, Spout, TransactionalSpout
+from framework.topology import (
+    Fields,
+    PartitionedSpout,
+    PartitionPlanner,
+    Spout,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+    TransactionAttempt,
+)
 from framework.topology.context import TopologyContext
 from framework.topology.extra_partition_spout_wrapper import PlannerWrapper, SpoutWrapper
 from framework.topology.planning_time_stream import CLOCK_PARTITION, CLOCK_STREAM, ClockPlanner, with_clock
+from framework.topology.spouts import OnStream
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter, WatermarkCommitter
 from spouts import OpaqueMemoryTransactionalSpout
 
@@ -73,6 +82,8 @@ def test_the_clock_says_whether_records_were_left() -> None:
         "first": ["0"],
         "unread": False,
         "behind": False,
+        "begun": [],
+        "ended": ["0"],
     }
     spout.append(1, ["b"])
     spout.make_unavailable(1)
@@ -105,6 +116,51 @@ def test_a_half_of_a_batch_says_which_partitions_it_leaves_unread() -> None:
     known = {**rest, CLOCK_PARTITION: {**clock, "first": []}}
     later = ranges.narrowed(known, {**known, "1": beginning})[CLOCK_PARTITION]
     assert (later["unread"], later["behind"], later["new"]) == (False, True, [])
+
+
+def test_the_clock_names_partitions_until_they_are_read_to_their_end_once() -> None:
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 5, 1: [["b"]] * 3}, Fields(word=str), 2)
+    planner = with_clock("spout", spout).planner({}, TopologyContext("t", "spout", 0, 1, {}, parallelisms={}))
+    plans: list[Any] = [{}]
+    found = []
+    for _ in range(3):
+        plans.append(planner.plan(plans[-1]))
+        found.append((plans[-1][CLOCK_PARTITION]["begun"], plans[-1][CLOCK_PARTITION]["ended"]))
+    assert found == [(["0", "1"], []), (["0"], ["1"]), ([], ["0"])]
+    for _ in range(5):
+        spout.append(0, ["a"])
+    later = planner.plan(plans[-1])
+    assert later is not None and (later[CLOCK_PARTITION]["begun"], later[CLOCK_PARTITION]["ended"]) == ([], [])
+    for part, begun in ((planner.ranges.beginning(plans[2]["1"]), ["0", "1"]), (plans[2]["1"], ["0"])):
+        assert part is not None
+        clock = planner.ranges.narrowed(plans[2], {**plans[2], "1": part})[CLOCK_PARTITION]
+        assert (clock["begun"], clock["ended"]) == (begun, [] if "1" in begun else ["1"])
+    half = planner.ranges.split("0", plans[1]["0"])
+    assert half is not None
+    assert planner.ranges.narrowed(plans[1], {**plans[1], "0": half[0]})[CLOCK_PARTITION]["begun"] == ["0", "1"]
+    unread = planner.ranges.beginning(plans[1]["1"])
+    assert unread is not None
+    clock = planner.ranges.narrowed(plans[1], {**plans[1], "1": unread})[CLOCK_PARTITION]
+    assert (clock["begun"], clock["new"], clock["unread"]) == (["0"], ["1"], True)
+
+
+def test_plans_and_outlines_of_older_versions_stay_readable() -> None:
+    """Plans had no ``begun`` and no ``ended``, and the clock stream no column ``begun``."""
+    spout = OpaqueMemoryTransactionalSpout({0: [["a"]] * 5}, Fields(word=str), 2)
+    clocked, context = with_clock("spout", spout), TopologyContext("t", "spout", 0, 1, {}, parallelisms={})
+    planner = clocked.planner({}, context)
+    plan = dict(planner.plan({}) or {})
+    plan[CLOCK_PARTITION] = {name: plan[CLOCK_PARTITION][name] for name in ("planned_at", "new", "unread", "behind")}
+    later = planner.plan(plan)
+    assert later is not None and later[CLOCK_PARTITION]["begun"] == []
+    read = clocked.reader({}, context).read_all(TransactionAttempt(1, 1), {CLOCK_PARTITION: plan[CLOCK_PARTITION]})
+    (rows,) = (each for each in read if isinstance(each, OnStream))
+    assert rows.batch.to_pylist()[0]["begun"] == []
+    builder = TransactionalTopologyBuilder("t", "spout", OpaqueMemoryTransactionalSpout({0: []}, Fields(at=int), 2))
+    watermark = builder.set_bolt("watermark", WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at"))
+    watermark.global_grouping("spout").global_grouping("spout", CLOCK_STREAM)
+    outlined: Any = builder.build().outline()["components"]
+    assert outlined["spout"]["streams"]["clock"] == "Fields(planned_at: int64, unread: bool, behind: bool)"
 
 
 class General(TransactionalSpout):

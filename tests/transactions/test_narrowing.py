@@ -318,6 +318,34 @@ def test_after_the_opening_all_states_are_rolled_back_under_the_old_plan_first(k
     assert running.of(Commit, running.do(Processed(1, 4))) == [Commit(1, 4, ranges(p0=(0, 2)), False)]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_the_roll_back_the_writes_of_the_same_plan_are_tried_once(kind: SpoutKind) -> None:
+    running = script(kind, tries_writes={"bolt"})
+    planned(running, 8)
+    running.do(Processed(1, 1))
+    whole = ranges(p0=(0, 8))
+    assert running.of(RollBack, running.do(Committed(1, 1, REFUSES))) == [RollBack(1, 2, whole)]
+    (tries,) = running.of(Process, running.do(RolledBack(1, 2)))
+    assert tries == Process(1, 3, whole, tries_writes=True)
+    searched = narrowing().searched(whole, Probes({("0", 2), ("0", 5)}))
+    assert searched is not None
+    (again,) = running.of(Process, running.do(Processed(1, 3, REFUSES, searched=searched)))
+    assert again == Process(1, 4, searched.plan, tries_writes=True)
+    running.do(Processed(1, 4))
+    assert running.of(RollBack, running.do(Committed(1, 4, REFUSES))) == [RollBack(1, 5, searched.plan)]
+    (half,) = running.of(Process, running.do(RolledBack(1, 5)))
+    assert half.plan["0"]["next"] < 8, "the tries have not found it: the batch is halved"
+
+
+def test_one_record_needs_no_tries() -> None:
+    running = script(SpoutKind.OPAQUE, tries_writes={"bolt"})
+    planned(running, 1)
+    running.do(Processed(1, 1))
+    running.do(Committed(1, 1, REFUSES))
+    (after,) = running.of(Process, running.do(RolledBack(1, 2)))
+    assert after.plan["0"][REFUSED] == {"0": "bolt: it is refused"} and not after.tries_writes
+
+
 def test_a_sink_that_cannot_undo_ends_the_run_once_the_commit_is_open() -> None:
     running = script(SpoutKind.OPAQUE, can_undo=False)
     planned(running, 4)

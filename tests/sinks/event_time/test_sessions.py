@@ -206,6 +206,7 @@ def sums_of(done: Any) -> list[tuple[str, int, int]]:
     return sorted((row["user"], row["session_start"].timestamp(), row["paid"]) for row in done.rows("visits"))
 
 
+@pytest.mark.each_value_once
 @pytest.mark.rule("C51")
 @pytest.mark.parametrize("take", [1, 2, 1000])
 @pytest.mark.parametrize(

@@ -164,3 +164,21 @@ def test_names_of_partitions_are_told_apart() -> None:
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
     done = run_on(builder.build(), [["a/b", "c", 100], ["a", "b/c", 20], ["a\\", "b", 90], ["a", "\\b", 95]])
     assert done.table("watermark")[0]["watermark"] == 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("partition", "named"),
+    [
+        (["topic", "partition"], ["orders/3"]),
+        (["ratchet:topic", "ratchet:partition"], ["orders/3"]),
+        (["partition"], ["3", "7"]),
+        (["source"], []),
+        (["partition", "topic"], []),
+        ([], []),
+    ],
+)
+def test_the_watermark_knows_the_partitions_of_the_plan_by_their_usual_fields(
+    partition: list[str], named: list[str]
+) -> None:
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", partition=partition)
+    assert watermark._named(["orders/3", "7"]) == named

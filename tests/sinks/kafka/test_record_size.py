@@ -6,15 +6,20 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.clients.kafka_settings import KafkaSettings
+from framework.errors import BadRecordError
+from framework.topology import Input, TopologyContext, TransactionAttempt
+from framework.topology.groupings import GlobalGrouping
 from framework.transactions import MemoryStore
 from sinks import DeadLetterTopic, KafkaSink
+from sinks.kafka import sink, writer
 from sinks.kafka.delivery import KafkaRecord
-from sinks.kafka.limits import limits_of
+from sinks.kafka.limits import TopicLimits, limits_of
 from sinks.kafka.record_truncation import CUT_HEADER, fitted
 from spouts import BytesCodec, JsonCodec, OpaqueKafkaTransactionalSpout
 from tests.kit.kafka_runs import KafkaRuns
@@ -116,6 +121,29 @@ def test_a_record_of_50_mb_is_copied_where_client_and_topic_take_it(
     found: list[Any] = []
     read_topics(topics.bootstrap_servers, [target], found.append)
     assert [(each.key(), each.value()) for each in found] == rows
+
+
+def test_the_limits_of_a_topic_are_read_once_per_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refused part of a batch asks whether they have changed."""
+    reads: list[str] = []
+
+    def limits(settings: KafkaSettings, topic: str) -> TopicLimits:
+        reads.append(topic)
+        return TopicLimits(1_000)
+
+    monkeypatch.setattr(writer, "limits_of", limits)
+    monkeypatch.setattr(sink, "writers", writer.Writers())
+    made = KafkaSink("t", value="value", key=None, bootstrap_servers="127.0.0.1:1")
+    source = Input("spout", "default", Fields.of({"value": pa.binary()}), GlobalGrouping())
+    made.bind("sink", [source], 1)
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v" * 10_000], pa.binary())})
+    context = TopologyContext("t", "sink", 0, 1, {}, parallelisms={})
+    for attempt, expected in ((1, 2), (2, 3)):
+        made.prepare({}, context, None, TransactionAttempt(1, attempt))  # type: ignore[arg-type]
+        for _ in range(20):
+            with pytest.raises(BadRecordError, match="larger than"):
+                made.execute_arrow(batch)
+        assert reads == ["t"] * expected
 
 
 @pytest.mark.integration

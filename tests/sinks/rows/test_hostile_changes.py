@@ -14,8 +14,10 @@ from framework import TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError
 from framework.transactions import MemoryStore
 from sinks import Mirror
+from sinks.rows import mirror
+from sinks.rows.sqlite import SqliteTable
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
-from tests.kit.change_records import INT, TEXT, Record, change_record
+from tests.kit.change_records import BIG, INT, TEXT, Record, change_record
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 from tests.sinks.rows.test_mirror import COLUMNS, FIELDS, NUMBER, PAIRS, Writer, delete, put, rows
@@ -258,3 +260,34 @@ def test_a_name_that_needs_more_than_a_record_says_is_a_bad_record(tmp_path: Any
     writer.commit(1, [put("people", 1, "ann")])
     with pytest.raises(BadRecordError, match="name raised IndexError"):
         writer.commit(2, [change_record("people", COLUMNS, "c", {"id": 1}, schema="")])
+
+
+def test_schemas_that_alternate_are_compared_with_the_table_once_each(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = SqliteDatabase(tmp_path / "copy.db")
+    compared = []
+    make = SqliteTable.make
+    monkeypatch.setattr(SqliteTable, "make", lambda self, *args: compared.append(self) or make(self, *args))  # type: ignore[func-returns-value]
+    kinds = [{"id": INT, "name": TEXT}, {"id": INT, "note": TEXT}, {"id": BIG, "name": TEXT}]
+    changes = [change_record("people", kinds[n % 3], "c", {"id": n, "name": "x", "note": "y"}) for n in range(30)]
+    writer = Writer(database)
+    writer.commit(1, changes)
+    assert len(compared) == 3
+    found = {n: tuple(more) for n, *more in rows(database, columns="id, name, note")}
+    assert found == {n: (None, "y") if n % 3 == 1 else ("x", None) for n in range(30)}
+
+
+def test_a_batch_of_too_many_tables_is_planned_in_halves(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "TABLES_MAX", 3)
+    database = SqliteDatabase(tmp_path / "copy.db")
+    records = [list(put(f"t{number % 20}", number)) for number in range(40)]
+    spout = OpaqueMemoryTransactionalSpout({0: records}, FIELDS, 40)
+    builder = TransactionalTopologyBuilder("copy", "changes", spout)
+    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).global_grouping("changes")
+    with submit(builder.build(), {}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    for number in range(20):
+        assert len(rows(database, f"t{number}")) == 2
+    changed = {txid for (txid,) in database.rows("ratchet_mirror", "changed_in")}
+    assert len(changed) >= 6

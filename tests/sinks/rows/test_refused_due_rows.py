@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -17,7 +18,7 @@ from framework.operators.event_window_assigner import tumbling
 from framework.topology.bolts import Bolt
 from framework.topology.planning_time_stream import CLOCK_STREAM
 from framework.transactions import MemoryStore
-from sinks import AppendCommitter, Count, MemoryBackend, OpaqueMapState, StateCommitter, Sum, UpsertCommitter
+from sinks import AppendCommitter, Count, Last, MemoryBackend, OpaqueMapState, StateCommitter, Sum, UpsertCommitter
 from sinks.count_windows import CountWindowCommitter
 from sinks.event_time.deduplication import DeduplicatingCommitter
 from sinks.event_time.interval_join import JoiningCommitter
@@ -27,6 +28,7 @@ from sinks.event_time.watermark import WatermarkCommitter
 from sinks.event_time.windowed_committer import WindowedCommitter
 from sinks.table_join import TableJoiningCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.refusing import refused
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 
@@ -58,9 +60,9 @@ class Short(ArrowBolt):
         declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
 
 
-def topology(sink: Bolt, *between: tuple[str, Bolt], policy: Any = "skip", rows: Any = None) -> Topology:
+def topology(sink: Bolt, *between: tuple[str, Bolt], policy: Any = "skip", rows: Any = None, take: int = 1) -> Topology:
     given = {0: rows if rows is not None else [*FIRST, *CLOSING]}
-    spout = OpaqueMemoryTransactionalSpout(given, ROW, 1, on_bad_record=policy)
+    spout = OpaqueMemoryTransactionalSpout(given, ROW, take, on_bad_record=policy)
     builder = TransactionalTopologyBuilder("due", "orders", spout)
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
@@ -115,6 +117,26 @@ def test_a_constraint_of_the_table_refuses_windows(made: Database, which: str, o
     assert (status.left_out_rows, status.bad_records) == (3, 0)
     (told,) = [each for each in logs if each["event"] == "commit.row_left_out"]
     assert (told["component"], told["txid"]) == ("sink", len(FIRST) + 1)
+
+
+@pytest.mark.parametrize("which", ["appended", "upserted"])
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_many_refused_windows_take_few_statements(made: Database, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of 600 windows, each beside one that the table takes."""
+    rows = [[("refused", "shop")[number % 2] + f" {number:03d}", number % 50] for number in range(600)]
+    statements = []
+    execute = psycopg.Connection.execute
+
+    def counted(self: Any, statement: Any, *given: Any, **options: Any) -> Any:
+        statements.append(statement)
+        return execute(self, statement, *given, **options)
+
+    monkeypatch.setattr(psycopg.Connection, "execute", counted)
+    built = topology(dict(sinks(made))[which], rows=[*rows, *CLOSING], take=1_000)
+    status = ended(built)
+    assert status.left_out_rows == 300
+    assert sum(shop.startswith("shop") for shop, _ in made.rows(which, "shop, orders")) == 300
+    assert len(statements) < 300, statements
 
 
 @pytest.mark.slow_for("mysql")
@@ -186,6 +208,132 @@ def test_sums_of_windows_beyond_their_type_lose_their_key() -> None:
     assert report.right, report.lines()
 
 
+HUGE = 2**63 - 1
+
+
+def sums_below_windows(rows: Any, make: Any, *, late: str = "2 min") -> Topology:
+    """The sums of minutes, and below them a committer of their sums."""
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, Fields(shop=str, at=int, n=int), 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("sums", "orders", spout)
+    watermark = WatermarkCommitter(
+        OpaqueMapState(MemoryBackend()), "at", out_of_orderness=late, max_ahead="1000000 days"
+    )
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    own: dict[str, Any] = {"key": ["shop"], "aggregates": {"n": Sum("n")}}
+    minutes = WindowedCommitter(OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", **own)
+    builder.set_bolt("minutes", minutes).global_grouping("orders").all_grouping("watermark")
+    bolt = make(OpaqueMapState(MemoryBackend()), own)
+    below = builder.set_bolt("below", bolt, 2).fields_grouping("minutes", Fields("shop"))
+    if not isinstance(bolt, CountWindowCommitter):
+        below.all_grouping("watermark")
+    sums = StateCommitter(OpaqueMapState(MemoryBackend()), ["shop"], {"n": Last("n"), "windows": Count()})
+    builder.set_bolt("sums", sums).global_grouping("below")
+    return builder.build()
+
+
+def sums_of(built: Topology, store: MemoryStore) -> dict[str, Any]:
+    """Shop -> the newest sum, and how many there were."""
+    report = verify(built, store)
+    assert report.right, report.lines()
+    held = {each: built["sums"].states[0].get(each) for each in ("a", "b", "late", "z")}  # type: ignore[attr-defined]
+    return {each: value for each, value in held.items() if value is not None}
+
+
+@pytest.mark.parametrize("step", [2, 1])
+def test_sums_of_count_windows_beyond_their_type_lose_their_key(step: int) -> None:
+    """Those of one part, of a part with records from before, and of the parts of a window."""
+    rows = [["a", 1, HUGE], ["b", 2, 1], ["a", 61, HUGE], ["b", 62, 2], ["z", 10_000, 1], ["late", 10_001, HUGE]]
+    rows += [["b", 10_002, 3], ["z", 20_000, 1], ["late", 20_001, HUGE], ["b", 20_002, 4], ["z", 30_000, 1]]
+    built = sums_below_windows(rows, lambda state, own: CountWindowCommitter(state, 2, step=step, **own))
+    store = MemoryStore()
+    status = ended(built, store)
+    assert (status.left_out_rows, status.bad_records, status.attempts_failed) == (2, 0, 0)
+    assert sums_of(built, store) == {"b": (7, 4 // step - step % 2), "z": (2, 1)}
+
+
+@pytest.mark.parametrize(("late", "kept"), [("0 s", {"a": (HUGE, 1), "late": (HUGE, 1)}), ("10 min", {})])
+def test_sums_of_sessions_of_windows_beyond_their_type_lose_their_key(late: str, kept: Any) -> None:
+    """Whether the windows of a session close together or not. What came before stays."""
+    rows = [["a", 1, HUGE], ["b", 2, 1], ["a", 61, HUGE], ["b", 62, 2], ["z", 1_000, 1], ["late", 1_001, HUGE]]
+    rows += [["z", 1_080, 1], ["late", 1_085, HUGE], ["b", 1_086, 3], ["z", 1_300, 1], ["z", 9_000, 1]]
+    rows += [["z", 20_000, 1], ["z", 40_000, 1]]
+    built = sums_below_windows(rows, lambda state, own: SessionCommitter(state, 150, on="window_end", **own), late=late)
+    store = MemoryStore()
+    status = ended(built, store)
+    assert (status.left_out_rows, status.bad_records, status.attempts_failed) == (2, 0, 0)
+    assert sums_of(built, store) == {"b": (3, 2), "z": (1, 4), **kept}
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_windows_beside_records_are_left_out_of_a_bolt(policy: Any) -> None:
+    """A component that takes both, as below a merge, still leaves out records that it refuses."""
+    rows = [*FIRST, *CLOSING]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, ROW, 1, on_bad_record=policy)
+    builder = TransactionalTopologyBuilder("merged", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder.set_bolt("plain", OnlyShort()).global_grouping("orders")
+    builder.set_bolt("short", Short()).global_grouping("windows").global_grouping("plain")
+    totals = StateCommitter(OpaqueMapState(MemoryBackend()), ["shop"], {"orders": Sum("orders")})
+    builder.set_bolt("totals", totals).global_grouping("short")
+    built, store = builder.build(), MemoryStore()
+    if policy == "fail":
+        with pytest.raises(TopologyFailed, match="more than 5 characters"):
+            ended(built, store)
+        return
+    status = ended(built, store)
+    assert (status.left_out_rows, status.bad_records) == (3, 0)
+    held = {each: built["totals"].states[0].get(each) for each in "abcz"}  # type: ignore[attr-defined]
+    assert held == {"a": 4, "b": 2, "c": 2, "z": 5}
+    report = verify(built, store)
+    assert report.right, report.lines()
+
+
+@pytest.mark.slow_for("mysql")
+def test_windows_beside_records_are_left_out_of_a_table(made: Database) -> None:
+    """Only the database refuses them. A record that it refuses is a bad record as ever."""
+    spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("merged", "orders", spout)
+    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
+    )
+    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder.set_bolt("closed", Counted()).global_grouping("windows")
+    builder.set_bolt("plain", OnlyShort("refused too")).global_grouping("orders")
+    sink = builder.set_bolt("sink", AppendCommitter(made.table("appended"), ["shop", "orders"]))
+    sink.global_grouping("closed").global_grouping("plain")
+    store = MemoryStore()
+    status = ended(builder.build(), store)
+    assert [*refused(store, "merged")] == [("0", 2)], "which no window has then"
+    assert status.left_out_rows == 2
+    records = [(shop, 1) for shop, _ in [*FIRST, *CLOSING] if not shop.startswith("refused")]
+    assert made.rows("appended", "shop, orders") == sorted([*records, *((shop, 1) for shop, _ in KEPT)])
+
+
+class OnlyShort(ArrowBolt):
+    """Shops with a short name, or of this name, with one order each."""
+
+    deterministic = True
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        shops = batch.column("shop")
+        batch = batch.filter(pc.or_(pc.less_equal(pc.utf8_length(shops), 5), pc.equal(shops, self._name)))
+        orders = pa.array([1] * batch.num_rows, pa.int64())
+        yield pa.RecordBatch.from_arrays([batch.column("shop"), orders], names=["shop", "orders"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
+
+
 class Unnamed(ArrowBolt):
     """Below the windows: a record each, of which some shops have no ``field``."""
 
@@ -228,6 +376,7 @@ class _Alarms(TimerCommitter):
         """Sets none."""
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("field", ["shop", "at"])
 @pytest.mark.parametrize("name", ["windows of windows", "sessions", "count windows", "totals", "first", "alarms"])
 def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: str, field: str) -> None:

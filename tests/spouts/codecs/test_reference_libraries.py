@@ -23,7 +23,7 @@ MODULES = (avro_reference, protobuf_reference, json_reference, messagepack_refer
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_random_values_are_read_and_written_as_the_library_does(module: ModuleType, often: Often) -> None:
     counts: Counts = collections.Counter()
-    for seed in range(1, often(50, 5_000)):
+    for seed in range(1, often(20, 5_000)):
         print(f"seed {seed}")
         counts += module.compare(seed, 40)
     assert 0 < counts["refused"] < counts["values"] / 2, counts

@@ -84,18 +84,6 @@ class Log:
     ends: dict[int, int]
 
 
-@pytest.fixture(scope="module")
-def cleaning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topics]:
-    """A broker that compacts as fast as it can."""
-    fast = {"log.cleaner.backoff.ms": "100", "log.segment.delete.delay.ms": "100", "log.initial.task.delay.ms": "100"}
-    server = KafkaBroker(tmp_path_factory.mktemp("cleaning"), settings=fast)
-    server.start()
-    try:
-        yield Topics(server.address)
-    finally:
-        server.stop()
-
-
 @pytest.fixture(scope="module", params=[1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3))])
 def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
     """Plain records, committed and aborted kafka_txns, nulls and empty values; then compacted."""

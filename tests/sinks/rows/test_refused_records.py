@@ -1,0 +1,76 @@
+"""Records that only a database refuses, in the commit: the plan leaves them out (C51, ADR 128)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import structlog
+
+from framework import Fields, TransactionalTopologyBuilder, submit
+from framework.inspect.verify import verify
+from framework.transactions import MemoryStore, term_loop
+from framework.transactions.documents import read_history
+from sinks import AppendCommitter, UpsertCommitter
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.refusing import refused
+from tests.kit.row_tables import Database, MySqlDatabase
+from tests.kit.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.rule("C51")
+
+
+@pytest.mark.parametrize("which", ["appended", "upserted"])
+def test_records_that_only_a_database_refuses_are_found_before_the_next_commit(
+    database: Database, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constraint of the user's table. The attempt after the roll-back tries its writes before the
+    commit, so probes find the records."""
+    text, check = "varchar(50)", "CHECK (n <> 7)"
+    unique = ", PRIMARY KEY (id)" if which == "upserted" else ""
+    database.run(f'CREATE TABLE "{which}" (id bigint, word {text}, n bigint, _txid bigint, {check}{unique})')
+    rows = [[number, f"w{number}", 7 if number % 10 == 3 else 1] for number in range(100)]
+    fields = Fields.of({"id": pa.int64(), "word": pa.string(), "n": pa.int64()})
+    spout = OpaqueMemoryTransactionalSpout({0: rows[::2], 1: rows[1::2]}, fields, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    appended: dict[str, Any] = {
+        "appended": lambda: AppendCommitter(database.table("appended")),
+        "upserted": lambda: UpsertCommitter(database.table("upserted"), ["id"]),
+    }
+    builder.set_bolt("rows", appended[which](), 2).fields_grouping("spout", Fields("id"))
+    topology, store = builder.build(), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    with (
+        structlog.testing.capture_logs() as logs,
+        submit(topology, {"topology.message.timeout.secs": 10_000}, store, "local") as run,
+    ):
+        run.wait_until_caught_up(PATIENCE_S)
+    assert sorted(row[0] for row in database.rows(which, "id")) == [row[0] for row in rows if row[2] == 1]
+    assert (len(refused(store)), run.status().left_out_rows) == (10, 0)
+    # the first is refused in the commit and rolled back, the next one finds the records
+    assert [len(each.attempts) for each in read_history(store, topology.id)] == [4]
+    (told,) = [each for each in logs if each["event"] == "record.refused"]
+    assert (told["records"], len(told["also"])) == (10, 9)
+    assert verify(topology, store).right
+
+
+def test_a_row_that_needs_another_row_of_its_batch_is_not_left_out(database: Database) -> None:
+    """A foreign key of the table to itself, beside a check: parts of the batch do not tell, and the
+    batch is halved in order."""
+    text = "varchar(50)"
+    own = "parent bigint REFERENCES nodes (id)" if not isinstance(database, MySqlDatabase) else "parent bigint"
+    key = ", FOREIGN KEY (parent) REFERENCES nodes (id)" if isinstance(database, MySqlDatabase) else ""
+    database.run(
+        f"CREATE TABLE nodes (id bigint PRIMARY KEY, {own}, word {text}, _txid bigint, CHECK (word <> 'bad'){key})"
+    )
+    rows = [[1, None, "root"], [2, 1, "a"], [3, 2, "b"], [4, 3, "bad"], [5, 3, "c"], [6, 77, "d"], [7, 5, "e"]]
+    fields = Fields.of({"id": pa.int64(), "parent": pa.int64(), "word": pa.string()})
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, fields, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout)
+    builder.set_bolt("rows", AppendCommitter(database.table("nodes"))).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    with submit(topology, {}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    assert [row[0] for row in database.rows("nodes", "id")] == [1, 2, 3, 5, 7]
+    assert {offset for _, offset in refused(store)} == {3, 5}
