@@ -231,7 +231,9 @@ class _Alarms(TimerCommitter):
 
 
 @pytest.mark.parametrize("field", ["shop", "at"])
-@pytest.mark.parametrize("name", ["windows of windows", "sessions", "count windows", "totals", "expiring", "first", "alarms"])
+@pytest.mark.parametrize(
+    "name", ["windows of windows", "sessions", "count windows", "totals", "expiring", "first", "alarms"]
+)
 def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: str, field: str) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
     builder = TransactionalTopologyBuilder("due", "orders", spout)
