@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from framework import Fields
 from framework.errors import TopologyError
+from framework.streams.hidden_columns import is_hidden
 from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.transactions import MemoryStore
-from ratchet import Json, Pipeline, Stream, Text, collect, count, hopping, parquet, session, sqlite, sum_, tumbling
+from ratchet import (
+    Entry,
+    Json,
+    Pipeline,
+    Stream,
+    Text,
+    TimerCommitter,
+    collect,
+    count,
+    hopping,
+    parquet,
+    session,
+    sqlite,
+    sum_,
+    tumbling,
+)
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
 from spouts.kafka.decoding import RecordDecoder
 from tests.kit.topics import Topics
@@ -143,8 +160,39 @@ def _as_of(s: Stream, other: Stream, how: Shown) -> Stream:
     return s.join(table, on="k", within="20 min", how="left", late="1 min", name="op", **how.times)
 
 
+class Sums(TimerCommitter):
+    """Sums what a key has had, two minutes after each of its records."""
+
+    def on_record(self, entry: Entry, record: Mapping[str, Any], at: datetime.datetime) -> None:
+        assert not any(map(is_hidden, record))
+        entry.value = (entry.value or 0) + (record["n"] or 0)
+        entry.set_timer(at + datetime.timedelta(minutes=2))
+
+    def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
+        entry.emit(k=entry.key[0], n=entry.value, then=at)
+
+
+def _timers(s: Stream, other: Stream, how: Shown) -> Stream:
+    output = Fields(k=str, n=int, then=datetime.datetime)
+    return s.group_by("k").process(Sums, output=output, late="1 min", name="op", **how.on)
+
+
+def _kept(s: Stream, how: Shown, after: str) -> Stream:
+    table = s.group_by("k").agg(n=sum_("n"), rows=count()).expire(after, **how.on)
+    return table.upsert_into(sqlite("kept.db", "kept"), name="op")
+
+
+def _expired(s: Stream, other: Stream, how: Shown) -> Stream:
+    return _kept(s, how, "4 min").expired()
+
+
+def _late_expired(s: Stream, other: Stream, how: Shown) -> Stream:
+    return _kept(s, how, "1 s").late().select("k", "n")
+
+
 OPERATORS = {each.__name__: each for each in (
-    _windows, _changes, _late, _sessions, _first, _late_first, _windows_of_first, _pairs, _late_pairs, _as_of,
+    _windows, _changes, _late, _sessions, _first, _late_first, _windows_of_first, _pairs, _late_pairs, _as_of, _timers,
+    _expired, _late_expired,
 )}  # fmt: skip
 
 ROWS = st.lists(
