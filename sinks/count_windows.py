@@ -17,6 +17,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.canonical_form import python_values
+from framework.value_size import size_of
 from sinks.aggregates import (
     Aggregate,
     expanded_aggregates,
@@ -27,7 +28,7 @@ from sinks.aggregates import (
 )
 from sinks.backend import Key, Value
 from sinks.bounded_pages import pages_within
-from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS, size_of
+from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS
 from sinks.keyed_committer import KeyedCommitter, one_stream
 from sinks.state_committer import Fold, check_no_null_key
 from sinks.states import MapState

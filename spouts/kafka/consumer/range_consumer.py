@@ -168,7 +168,7 @@ class KafkaSession:
     def _open(self) -> None:
         conf = self._pace.settings(self._settings.consumer(self._group))
         traffic = Traffic()
-        made = {**traffic.settings(conf), **conf, "error_cb": self._errors.on_error}
+        made = {**traffic.settings(conf, self._pace.report_every_ms(1)), **conf, "error_cb": self._errors.on_error}
         self._consumer = self._errors.made(lambda: Consumer(made))
         self._traffic = traffic
         self._assignment = Assignment(self._consumer)
@@ -284,7 +284,9 @@ class KafkaSession:
             records = self._sorted_out(heard, open_ranges, position)
             del heard  # frees the decompressed records when the caller has finished with them
             chunk = MessageChunk(records)
-            self._pace.has_seen(piece=chunk.value_bytes, ahead=self._traffic.ahead_bytes(shared=True))
+            ahead = self._traffic.ahead_bytes(shared=True)
+            alone = chunk.value_bytes if len(records) == 1 else 0
+            self._pace.has_seen(piece=alone, ahead=ahead, received=self._traffic.received)
             if records:
                 yield chunk
             del records, chunk
