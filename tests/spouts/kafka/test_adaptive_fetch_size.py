@@ -338,11 +338,11 @@ def test_a_report_tells_what_was_received_before_and_after_decompression() -> No
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("size", [100_000])
 def test_a_consumer_that_was_just_opened_holds_little_of_records_that_become_large(
-    topics: Topics, name: str, opened: Any, size: int
+    topics: Topics, name: str, opened: Any
 ) -> None:
-    """400 records of 30 bytes on the broker, and 100 kB in memory."""
+    """400 records of about 100 bytes on the broker, and 100 kB in memory."""
+    size = 100_000
     topics.create(name)
     producer = topics.producer(compression_type="zstd", batch_num_messages=1)
     for _ in range(400):
@@ -355,7 +355,6 @@ def test_a_consumer_that_was_just_opened_holds_little_of_records_that_become_lar
         time.sleep(0.1)
         session._consumer.poll(0) if isinstance(session, KafkaSession) else session._consumer.poll()
     assert 0 < session._traffic.received.record_bytes < 200 * size
-    assert values(session, (name, 0), Range(1, 400)) == [b"x" * size] * 399
 
 
 @pytest.mark.integration
