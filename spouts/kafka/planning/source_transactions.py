@@ -183,10 +183,10 @@ class _Cut:
     """Finds where a batch can end, in what was read ahead. ``limits``: no partition beyond this
     offset.
 
-    After ``find``: ``taken``: the number of records. ``taken_bytes``: of their values. ``lacking``: the partitions of which more must
-    be read before more can be taken. ``waits_for``: what is missing, for the log. ``unnamed``: the
-    topics with changes of a transaction whose end does not name their tables. ``short``: the
-    transactions that are taken without some of their changes."""
+    After ``find``: ``taken``: the number of records. ``taken_bytes``: of their values. ``lacking``:
+    the partitions of which more must be read before more can be taken. ``waits_for``: what is
+    missing, for the log. ``unnamed``: the topics with changes of a transaction whose end does not
+    name their tables. ``short``: the transactions that are taken without some of their changes."""
 
     def __init__(
         self,
