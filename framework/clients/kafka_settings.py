@@ -88,6 +88,9 @@ _CONSUMER_DEFAULTS = {
     "fetch.wait.max.ms": 20,
     "fetch.error.backoff.ms": 100,
 }
+#: librdkafka calls a batch of zstd damaged that becomes larger than this, by default 100 MB, which
+#: would stop a topology. This is the largest value.
+_ONLY_OF_CONSUMERS = {"receive.message.max.bytes": 2**31 - 1}
 #: The number of queues among which a consumer's total fetch-ahead is divided, if each partition has
 #: a queue of its own. librdkafka applies its limits to each queue. With ``QUEUES_MAX`` queues a
 #: share is 195 records, 128 kB and fetches of 16 kB, which still saves requests.
@@ -206,7 +209,7 @@ class KafkaSettings:
         """Settings of a consumer. The reader sets positions itself and commits nothing to the
         group. ``queues``: the number of partitions, if each has a queue of its own; by default they
         share one."""
-        defaults = {**_CONSUMER_DEFAULTS, **(_share_of(queues) if queues is not None else {})}
+        defaults = {**_CONSUMER_DEFAULTS, **_ONLY_OF_CONSUMERS, **(_share_of(queues) if queues is not None else {})}
         given = self._revealed({*_PRODUCER, _SENT_MAX})
         if not _PARTITION_FETCH_BYTES.isdisjoint(given):
             defaults["fetch.max.bytes"] = _AHEAD_FETCH_BYTES

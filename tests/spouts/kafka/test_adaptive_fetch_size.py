@@ -322,6 +322,22 @@ def test_a_pace_is_small_after_a_fetch_that_fills_the_queues_with_more_than_they
     assert FIRST_FETCH_BYTES < pace.settings(CONF)[FETCH] < (256 << 10) // 16
 
 
+@pytest.mark.integration
+def test_a_batch_that_becomes_larger_than_what_librdkafka_takes_by_default_is_read(
+    topics: Topics, name: str, opened: Any
+) -> None:
+    """One batch of zstd of 4 kB on the broker. A producer could stop a topology by it."""
+    size, count = 1_000_000, 110
+    topics.create(name)
+    producer = topics.producer(
+        compression_type="zstd", linger_ms=1_000, batch_size=2 * size * count, message_max_bytes=2 * size * count
+    )
+    for _ in range(count):
+        producer.produce(name, b"x" * size, partition=0)
+    producer.arrived(PATIENCE_S)
+    assert set(map(len, values(opened(), (name, 0), Range(0, count)))) == {size}
+
+
 def test_what_waits_in_the_queues_is_reported_with_what_each_record_takes() -> None:
     traffic = Traffic()
     assert traffic.ahead_bytes(shared=False) == 0
