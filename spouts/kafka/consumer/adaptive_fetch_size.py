@@ -7,10 +7,11 @@ the next consumer fetches less per request, down to single batches, and may be s
 any partition is read in the end, while an attempt that waits for a dead leader still fails soon.
 
 Batches that become much larger take memory before their size is known. So the first consumer
-fetches little. A read that lasts, as of a backlog, needs more. Then the statistics tell how much
-larger the batches become, and so how much a fetch may have. When one became much more than that,
-the next consumer fetches less, down to one batch of one partition, and holds less. So the memory
-does not grow with the number of such batches (ADR 129).
+fetches little. A read that lasts, as of a backlog, needs more, and so does a topic that brings more
+than ``BUSY_BYTES_PER_S``. Then the statistics tell how much larger the batches become, and so how
+much a fetch may have. When one became much more than that, the next consumer fetches less, down to
+one batch of one partition, and holds less. So the memory does not grow with the number of such
+batches (ADR 129).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FIRST_FETCH_BYTES = 8 << 10
 FETCHED_BYTES, _FETCHED_MIN, _FETCHED_MAX = 64 << 20, 1 << 20, 8 << 20
 #: So many received bytes of records tell how much larger they have become.
 TELLING_BYTES = 256 << 10
-#: A read lasts if so many reports come before its end.
-_LASTS_REPORTS = 2
+#: A consumer is busy if so many reports come before the end of a read, or if it receives so much.
+_BUSY_REPORTS, BUSY_BYTES_PER_S = 2, 1 << 20
 #: A consumer that holds this much more than its fetch-ahead limit, or returns this much in one
 #: piece, has received a batch that became much larger.
 EXPANDED_BYTES = 128 << 20
@@ -43,8 +44,8 @@ _SINGLE_BATCH = 64
 #: The limit to which patience grows from one silence to the next: librdkafka's own timeout of a
 #: request.
 _PATIENCE_MAX = 6
-#: After this time without silence or large batches, fetches may grow again; and without a read that
-#: lasts, they are small again.
+#: After this time without silence or large batches, fetches may grow again; and when the consumer
+#: was not busy meanwhile, they are small again.
 _AGAIN_S = 60.0
 #: While nothing is known, a consumer of so many partitions reports soon.
 _SOON_MS, _FEW_QUEUES = 200, 64
@@ -66,8 +67,9 @@ class FetchPace:
         self._usual_bytes = 0
         self._slow_since: float | None = None  # the last silence or large batch; None: may grow
         self._latest = self._before = NOTHING  # the last report, and the last one that told enough
+        self._before_at = 0.0
         self._reports = 0  # in this read
-        self._lasted_at = 0.0  # the last read that lasted
+        self._busy_at = 0.0
         self._target = _FETCHED_MAX
         self._is_reported = True
         self.patience = 1
@@ -81,6 +83,7 @@ class FetchPace:
     def settings(self, conf: Mapping[str, Any], queues: int = 1) -> dict[str, Any]:
         """The settings of a consumer with this number of queues, at this pace."""
         self.is_stale, self._latest, self._before = False, NOTHING, NOTHING
+        self._before_at = self._clock()
         self._usual_bytes = int(conf.get(_FETCH_BYTES_TOO, conf[_FETCH_BYTES]))
         ahead_kbytes = int(conf.get(_AHEAD_KBYTES, 0))
         self._is_reported = not is_silent(conf)
@@ -120,26 +123,26 @@ class FetchPace:
         elif received != self._latest:
             self._latest = received
             self._reports += 1
-            if self._reports >= _LASTS_REPORTS:
-                self._lasted_at = self._clock()
             self._adapt(received)
 
     def _adapt(self, received: Received) -> None:
         """Adapt the size of fetches to how much larger the records have become."""
         size, became = (now - before for now, before in zip(received, self._before, strict=True))
+        now = self._clock()
+        is_busy = self._reports >= _BUSY_REPORTS or size > BUSY_BYTES_PER_S * max(now - self._before_at, 0.1)
+        if is_busy:
+            self._busy_at = now
         if became < TELLING_BYTES:
             return
-        self._before = received
+        self._before, self._before_at = received, now
         # the bytes of a fetch may have been reported before its records
         wanted = self._target * max(size, self._fetched) / became
         if self._fetched > wanted * _TOLERANCE:
             self._fetch_less(wanted)
-        elif (
-            self._reports >= _LASTS_REPORTS
-            and self._slow_since is None
-            and self._target * size >= became * self._fetched * _TOLERANCE
-        ):
-            self._fetch_more(self._target * size / became)
+        elif is_busy and self._slow_since is None:
+            wanted = self._target * size / became
+            if wanted >= self._fetched * _TOLERANCE:
+                self._fetch_more(wanted)
 
     def was_silent(self) -> None:
         """Note that a read has failed because a partition was silent."""
@@ -162,7 +165,7 @@ class FetchPace:
             self._slow_since = None
             self.patience = 1
             self._fetch_more(FIRST_FETCH_BYTES if self._is_reported else math.inf)
-        elif self._bytes > FIRST_FETCH_BYTES and self._is_reported and self._clock() - self._lasted_at > _AGAIN_S:
+        elif self._bytes > FIRST_FETCH_BYTES and self._is_reported and self._clock() - self._busy_at > _AGAIN_S:
             self._bytes = FIRST_FETCH_BYTES
             self.is_stale = True
 

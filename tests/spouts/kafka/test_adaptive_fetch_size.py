@@ -14,6 +14,7 @@ from framework.clients.kafka_stall_detection import RECORD_BYTES, Received, Traf
 from framework.errors import RetryableError
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.adaptive_fetch_size import (
+    BUSY_BYTES_PER_S,
     EXPANDED_BYTES,
     FETCHED_BYTES,
     FIRST_FETCH_BYTES,
@@ -86,20 +87,37 @@ def grown(clock: Callable[[], float] = time.monotonic) -> FetchPace:
 
 
 def test_a_pace_begins_with_small_fetches_until_a_read_lasts() -> None:
-    pace = FetchPace(lambda: 0.0)
+    now = [0.0]
+    pace = FetchPace(lambda: now[0])
     first = pace.settings(CONF, queues=8)
     assert first[FETCH] == first["fetch.max.bytes"] == first["message.max.bytes"] == FIRST_FETCH_BYTES
     assert first["queued.max.messages.kbytes"] * 8 << 10 == FETCHED_BYTES
     for count in range(1, 5):  # reads that end soon, as of what has just arrived
+        now[0] += 2
         pace.has_seen(piece=0, ahead=0, received=Received(count << 20, count << 21))
         pace.went_well()
     assert not pace.is_stale
-    pace.has_seen(piece=0, ahead=0, received=Received(5 << 20, 5 << 21))
+    now[0] += 2
+    for _ in range(2):  # the same report again
+        pace.has_seen(piece=0, ahead=0, received=Received(5 << 20, 5 << 21))
     assert not pace.is_stale
-    pace.has_seen(piece=0, ahead=0, received=Received(5 << 20, 5 << 21))  # the same report again
-    assert not pace.is_stale
+    now[0] += 2
     pace.has_seen(piece=0, ahead=0, received=Received(6 << 20, 6 << 21))
     assert pace.is_stale and pace.settings(CONF, queues=8) == CONF
+
+
+def test_fetches_grow_for_a_topic_that_brings_much() -> None:
+    now = [0.0]
+    pace = FetchPace(lambda: now[0])
+    pace.settings(CONF)
+    for count in range(1, 5):
+        now[0] += 1
+        pace.has_seen(piece=0, ahead=0, received=Received(count * BUSY_BYTES_PER_S, 2 * count * BUSY_BYTES_PER_S))
+        pace.went_well()
+    assert not pace.is_stale
+    now[0] += 1
+    pace.has_seen(piece=0, ahead=0, received=Received(6 * BUSY_BYTES_PER_S, 12 * BUSY_BYTES_PER_S))
+    assert pace.is_stale and pace.settings(CONF) == CONF
 
 
 @pytest.mark.parametrize("expansion", [250, 1_000, 30_000])
