@@ -48,7 +48,7 @@ _PATIENCE_MAX = 6
 #: was not busy meanwhile, they are small again.
 _AGAIN_S = 60.0
 #: While nothing is known, a consumer of so many partitions reports soon.
-_SOON_MS, _FEW_QUEUES = 200, 64
+_SOON_MS, _FEW_QUEUES = 100, 64
 #: librdkafka accepts two names for this setting.
 _FETCH_BYTES, _FETCH_BYTES_TOO = "max.partition.fetch.bytes", "fetch.message.max.bytes"
 #: All partitions of a response together. librdkafka wants no less than the largest record of a
