@@ -18,6 +18,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from framework.arrow_spill import SpillFile
+from framework.value_size import size_of
 from sinks.backend import Key, Row
 from sinks.bounded_pages import pages_of, pages_within
 
@@ -35,8 +36,6 @@ RUNS_MAX = 64
 CHUNK_ROWS = 128
 _CHUNK_BYTES = 256 << 10
 _LENGTH_BYTES = 8
-#: About the bytes of a value that is neither a text nor a container.
-_VALUE_BYTES = 8
 T = TypeVar("T")
 
 #: The order of a row: from the number by which it is due, and its key.
@@ -56,20 +55,6 @@ class Due(NamedTuple):
 def by_time(at: int, key: Key) -> tuple[Any, ...]:
     """The default order: by the number by which a row is due, then by the text of its key."""
     return at, repr(key)
-
-
-def size_of(value: Any) -> int:
-    """About the bytes of a value, or of the values in a container."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, dict):
-        return size_of(tuple(value.items()))
-    if not isinstance(value, (tuple, list)):
-        return _VALUE_BYTES
-    size = 0
-    for each in value:  # without a call for what most rows are made of
-        size += len(each) if type(each) is str else _VALUE_BYTES if type(each) is int else size_of(each)
-    return size
 
 
 def due_size(key: Key, row: Row) -> int:

@@ -8,9 +8,10 @@ import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.topology import Input
+from framework.value_size import size_of
 from sinks.backend import Key, Value
 from sinks.bounded_pages import PAGE_KEYS, pages_within
-from sinks.external_row_sorter import PAGE_BYTES, size_of
+from sinks.external_row_sorter import PAGE_BYTES
 from sinks.value_encoding import JsonColumns
 
 #: The sides.

@@ -76,7 +76,9 @@ _CONSUMER_DEFAULTS = {
     # librdkafka decompresses a whole fetch before it checks the size, so fetches are small. Larger
     # ones were not faster.
     "max.partition.fetch.bytes": 256 << 10,
-    "fetch.max.bytes": 16 << 20,
+    # All partitions of a response, unless the user wants more of one: it may become large, too (ADR
+    # 129).
+    "fetch.max.bytes": 1 << 20,
     # A broker answers as soon as it has a record, so a batch's records have arrived before they are
     # requested; waiting for more bytes cost each small batch 3 ms. The price: 5,000 records a
     # second that arrive one by one took 0.49 of a broker's core instead of 0.36. Without records,
@@ -86,6 +88,9 @@ _CONSUMER_DEFAULTS = {
     "fetch.wait.max.ms": 20,
     "fetch.error.backoff.ms": 100,
 }
+#: librdkafka calls a batch of zstd damaged that becomes larger than this, by default 100 MB, which
+#: would stop a topology. This is the largest value.
+_ONLY_OF_CONSUMERS = {"receive.message.max.bytes": 2**31 - 1}
 #: The number of queues among which a consumer's total fetch-ahead is divided, if each partition has
 #: a queue of its own. librdkafka applies its limits to each queue. With ``QUEUES_MAX`` queues a
 #: share is 195 records, 128 kB and fetches of 16 kB, which still saves requests.
@@ -93,6 +98,8 @@ QUEUES_MAX = 1_024
 _AHEAD_RECORDS = 200_000
 _AHEAD_KBYTES = 131_072
 _AHEAD_FETCH_BYTES = 16 << 20
+#: The two names of a setting.
+_PARTITION_FETCH_BYTES = frozenset({"max.partition.fetch.bytes", "fetch.message.max.bytes"})
 #: Ratchet's own settings below ``kafka.``, with their values; None: any. They are not passed to
 #: librdkafka.
 _OWN: dict[str, tuple[str, ...] | None] = {"reader": ("auto", "native", "python"), REGION: None}
@@ -202,8 +209,11 @@ class KafkaSettings:
         """Settings of a consumer. The reader sets positions itself and commits nothing to the
         group. ``queues``: the number of partitions, if each has a queue of its own; by default they
         share one."""
-        defaults = {**_CONSUMER_DEFAULTS, **(_share_of(queues) if queues is not None else {})}
-        return {**_DEFAULTS, **defaults, **self._revealed({*_PRODUCER, _SENT_MAX}), **_CONSUMER, "group.id": group}
+        defaults = {**_CONSUMER_DEFAULTS, **_ONLY_OF_CONSUMERS, **(_share_of(queues) if queues is not None else {})}
+        given = self._revealed({*_PRODUCER, _SENT_MAX})
+        if not _PARTITION_FETCH_BYTES.isdisjoint(given):
+            defaults["fetch.max.bytes"] = _AHEAD_FETCH_BYTES
+        return {**_DEFAULTS, **defaults, **given, **_CONSUMER, "group.id": group}
 
     def admin(self) -> dict[str, Any]:
         """Settings of an admin client."""

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 #: How often librdkafka reports.
 REPORT_EVERY_MS = 1_000
@@ -19,8 +19,26 @@ REPORT_EVERY_MS = 1_000
 _SENT_BYTES_MIN = 16_384
 #: The number of records in the queue of one partition, and their bytes, decompressed.
 _AHEAD = re.compile(r'"fetchq_cnt": *(\d+), *"fetchq_size": *(\d+)')
+#: All bytes that a client has received, and those of the records in them, decompressed.
+_RECEIVED = re.compile(r'"rx_bytes": *(\d+).*"rxmsg_bytes": *(\d+)', re.DOTALL)
 #: librdkafka's memory for each record in addition to its bytes.
 RECORD_BYTES = 256
+
+
+class Received(NamedTuple):
+    """What a consumer has received so far. ``record_bytes``: of its records, decompressed."""
+
+    bytes: int = 0
+    record_bytes: int = 0
+
+
+NOTHING = Received()
+
+
+def is_silent(settings: Mapping[str, Any]) -> bool:
+    """Whether no client with these settings reports here: the user reads the reports, or has
+    disabled them."""
+    return "stats_cb" in settings or "statistics.interval.ms" in settings
 
 
 class Traffic:
@@ -30,24 +48,26 @@ class Traffic:
         self._clock = clock
         self._latest: str | None = None
         self._ahead: list[int] = []
+        self.received = NOTHING
         self._brokers: list[Mapping[str, Any]] = []
         self._topics: Mapping[str, Any] = {}
         self._sent_bytes = 0
         self._offsets: Mapping[tuple[str, int], int] = {}
         self._throttled_until_s = 0.0
 
-    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of a client that reports here, unless the user reads the reports, or has
-        disabled them.
-        """
-        if "stats_cb" in given or "statistics.interval.ms" in given:
+    def settings(self, given: Mapping[str, Any], every_ms: int = REPORT_EVERY_MS) -> dict[str, Any]:
+        """Settings of a client that reports here at this interval; none if it ``is_silent``."""
+        if is_silent(given):
             return {}
-        return {"statistics.interval.ms": REPORT_EVERY_MS, "stats_cb": self.report}
+        return {"statistics.interval.ms": every_ms, "stats_cb": self.report}
 
     def report(self, document: str) -> None:
         """The ``stats_cb`` of a client."""
         self._latest = document
         self._ahead = [int(count) * RECORD_BYTES + int(size) for count, size in _AHEAD.findall(document)]
+        received = _RECEIVED.search(document, max(document.rfind('"rx_bytes"'), 0))
+        if received is not None:
+            self.received = Received(*map(int, received.groups()))
 
     def ahead_bytes(self, *, shared: bool) -> int:
         """The bytes in the queues of partitions at the last report. ``shared``: all partitions have

@@ -25,7 +25,8 @@ class Emitted(NamedTuple):
     * ``since``: when it was emitted, by ``time.monotonic``.
     * ``values``: kept if the task may have to emit the tuple again without its spout.
     * ``losses``: how often it was emitted again because of a lost round.
-    * ``origin``: of its root."""
+    * ``origin``: of its root.
+    * ``size``: about how many bytes its values take."""
 
     message_id: Any
     since: float
@@ -34,6 +35,7 @@ class Emitted(NamedTuple):
     task: int | None
     losses: int = 0
     origin: int = 0
+    size: int = 0
 
 
 class _Entries(Protocol):
@@ -47,7 +49,7 @@ class _Entries(Protocol):
 @dataclass(frozen=True, slots=True)
 class EmittedRows:
     """Rows that were emitted in one call. ``message_ids``: one per row; None when the rows have
-    none. ``batch``: kept if the task may have to emit the rows again."""
+    none. ``batch``: kept if the task may have to emit the rows again. ``size``: their bytes."""
 
     message_ids: Sequence[Any] | None
     since: float
@@ -56,6 +58,7 @@ class EmittedRows:
     rows: int
     _: KW_ONLY
     origin: int = 0
+    size: int = 0
 
     def __len__(self) -> int:
         return self.rows
@@ -63,16 +66,18 @@ class EmittedRows:
     def __getitem__(self, at: int) -> Emitted:
         message_id = None if self.message_ids is None else self.message_ids[at]
         values = () if self.batch is None else next(rows_of(self.batch.slice(at, 1)))
-        return Emitted(message_id, self.since, values, self.stream, None, origin=self.origin)
+        each = self.size // self.rows
+        return Emitted(message_id, self.since, values, self.stream, None, origin=self.origin, size=each)
 
 
 class Run:
-    """The tuples of consecutive roots from ``first`` on. ``open``: which of them are pending.
-    ``touched``: per tuple, the rotation in which its timeout last restarted."""
+    """The tuples of consecutive roots from ``first`` on, of ``size`` bytes. ``open``: which of them
+    are pending. ``touched``: per tuple, the rotation in which its timeout last restarted."""
 
-    def __init__(self, first: int, entries: _Entries, rotation: int) -> None:
+    def __init__(self, first: int, entries: _Entries, size: int, rotation: int) -> None:
         self.first = first
         self.entries = entries
+        self.size = size
         self.rotation = rotation
         self.left = 0
         self.open = np.empty(0, np.bool_)
@@ -81,6 +86,11 @@ class Run:
     @property
     def next(self) -> int:
         return self.first + len(self.entries)
+
+    @property
+    def left_size(self) -> int:
+        """About how many bytes the pending tuples take."""
+        return self.size * self.left // len(self.entries) if len(self.open) else self.size
 
     def seal(self) -> None:
         """Close the run: no tuple is added to it any more."""
@@ -131,6 +141,8 @@ class Pending:
         self._runs: list[Run] = []  # sorted by root
         self._last: Run | None = None  # the run that may still grow
         self._count = 0
+        #: About how many bytes the pending tuples take.
+        self.size = 0
 
     def __len__(self) -> int:
         return self._count
@@ -140,14 +152,17 @@ class Pending:
         last = self._last
         if last is not None and not len(last.open) and root == last.next and isinstance(last.entries, list):
             last.entries.append(emitted)
+            last.size += emitted.size
         else:
-            self._add(Run(root, [emitted], self._rotation))
+            self._add(Run(root, [emitted], emitted.size, self._rotation))
         self._count += 1
+        self.size += emitted.size
 
     def put_rows(self, first: int, rows: EmittedRows) -> None:
         """Add tuples with consecutive roots. The roots of an origin must rise."""
-        self._add(Run(first, rows, self._rotation))
+        self._add(Run(first, rows, rows.size, self._rotation))
         self._count += len(rows)
+        self.size += rows.size
 
     def settle(self, roots: Roots) -> Iterator[Told]:
         """Remove these trees. Yields the tuples that were open."""
@@ -190,7 +205,9 @@ class Pending:
     def _closed(self, run: Run, at: int, count: int) -> Told:
         """Remove a range of pending tuples from a run."""
         run.open[at : at + count] = False
+        self.size -= run.left_size
         run.left -= count
+        self.size += run.left_size
         self._count -= count
         return Told(run.first + at, run.entries, at, count)
 

@@ -24,9 +24,13 @@ from framework.execution.failures import ignoring_users_errors, users_errors
 from framework.execution.plan import TaskComponent
 from framework.execution.tasks import PlannedTopology
 from framework.topology import DEFAULT_STREAM, BaseRichSpout, ReplayableSpout
+from framework.value_size import size_of
 
 #: How long a spout task emits in one round, in seconds.
 ROUND_SPOUT_S = 0.25
+#: A spout task emits nothing more in a round while its pending tuples take so many bytes, or what
+#: it has emitted in this round. The last call may exceed it.
+PENDING_BYTES_MAX = 128 << 20
 #: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
 #: process each time fails in the end.
 LOSSES_MAX = 5
@@ -128,6 +132,11 @@ class SpoutTask(ComponentTask):
         self._stayed = False
         self._collector = SpoutCollector(self)
         self._emitted = 0
+        self._emitted_size = 0
+        # bytes that may be pending; more if bolts wait for more tuples than that
+        self._size_max = PENDING_BYTES_MAX
+        # since the last rotation: whether tuples took as much, and whether any has ended
+        self._is_full = self._any_ended = False
         self._exact = False
         self._failed_ids: dict[int, Any] = {}  # tree -> message id, until the recovery that follows
         # records that have failed; True: the record is given up
@@ -176,6 +185,8 @@ class SpoutTask(ComponentTask):
         if self._suspects and self._gives_up(message_id):
             return
         self._emitted += 1
+        size = size_of(values)
+        self._emitted_size += size
         if (message_id is None and not self._exact) or not self._tracked:
             self.out.emit(values, (), stream, task)
             if message_id is not None:
@@ -184,7 +195,7 @@ class SpoutTask(ComponentTask):
             return
         kept = tuple(values) if not self._exact else ()
         origin = self._origin_of(partition)
-        self._emit(values, Emitted(message_id, time.monotonic(), kept, stream, task, origin=origin))
+        self._emit(values, Emitted(message_id, time.monotonic(), kept, stream, task, origin=origin, size=size))
 
     def emitted_rows(
         self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str, *, partition: str = ""
@@ -226,8 +237,9 @@ class SpoutTask(ComponentTask):
         return True
 
     def _emit_rows(self, batch: pa.RecordBatch, message_ids: Sequence[Any] | None, stream: str, origin: int) -> None:
-        count = batch.num_rows
+        count, size = batch.num_rows, batch.nbytes
         self._emitted += count
+        self._emitted_size += size
         if (message_ids is None and not self._exact) or not self._tracked:
             self.out.emit_rows(batch, None, stream)
             if message_ids is not None:
@@ -240,7 +252,8 @@ class SpoutTask(ComponentTask):
         self._next += count
         self.outcome.ledger.born_many(roots)
         kept = None if self._exact else batch
-        self._pending.put_rows(first, EmittedRows(message_ids, time.monotonic(), kept, stream, count, origin=origin))
+        rows = EmittedRows(message_ids, time.monotonic(), kept, stream, count, origin=origin, size=size)
+        self._pending.put_rows(first, rows)
 
     def _origin_of(self, partition: str) -> int:
         return self._number if self._origins is None else self._origins.of(partition)
@@ -272,6 +285,7 @@ class SpoutTask(ComponentTask):
         if lost > self._lost:
             self._lost = lost
             self._unsure.update(self._pending.roots())
+        before = len(self._pending)
         if rotates:
             self._pending.age()
         try:
@@ -281,12 +295,14 @@ class SpoutTask(ComponentTask):
                 self._unsure.difference_update(told.roots)
                 for root, entry in zip(told.roots, told.each(), strict=True):
                     self._failed(root, entry.message_id)
+            self._any_ended = self._any_ended or len(self._pending) < before
             for told in self._pending.settle(outcomes.expired):
                 self._expire(told)
             self._pending.touch(outcomes.reset)
             if self._stayed:
                 self._emit_again()
             if rotates:
+                self._make_room()
                 for told in self._pending.expire():
                     self._expire(told)
         except users_errors() as error:
@@ -303,14 +319,16 @@ class SpoutTask(ComponentTask):
         start = time.monotonic()
         first = self._emitted
         most = min(share, -(-self._pending_max // rounds))
+        self._emitted_size = 0
         try:
-            while self._again and self._emitted - first < most:
+            while self._again and self._emitted - first < most and self._has_room():
                 again = self._again.popleft()
                 self._emitted += 1
+                self._emitted_size += again.size
                 self._emit(again.values, again)
             while (
                 wanted := min(self._pending_max - len(self._pending) - len(self._again), most - (self._emitted - first))
-            ) > 0:
+            ) > 0 and self._has_room():
                 before = self._emitted
                 spout.next_tuples(wanted)
                 if self._emitted == before or time.monotonic() - start >= ROUND_SPOUT_S:
@@ -318,6 +336,20 @@ class SpoutTask(ComponentTask):
         except users_errors() as error:
             self.died(error)
         return self._emitted > first
+
+    def _has_room(self) -> bool:
+        """Whether the bytes of tuples allow one more, as they do if none is pending. Notes if they
+        do not."""
+        has_room = max(self._pending.size, self._emitted_size) < self._size_max
+        self._is_full = self._is_full or not has_room
+        return has_room
+
+    def _make_room(self) -> None:
+        """At a rotation, double the bytes that may be pending if as many were pending since the
+        last one, and none has ended: a bolt waits for more tuples, or for a checkpoint."""
+        if self._is_full and not self._any_ended:
+            self._size_max *= 2
+        self._is_full = self._any_ended = False
 
     def end_for(self, marker: CheckpointMarker) -> None:
         """Under at-least-once the user's object stays, and the next task takes it over."""
@@ -419,6 +451,7 @@ class SpoutTask(ComponentTask):
         self._pending = before._pending
         self._pending.touch_all()
         self._again = before._again
+        self._size_max = before._size_max
         self._begins = before._begins
         self._stayed = True
 

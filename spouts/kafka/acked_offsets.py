@@ -18,7 +18,7 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 class Slice(Generic[W]):
     """Offsets that were emitted in one call, in order, and which of them are done. ``what``: the
-    caller's data for them."""
+    caller's data for them, until all are done: an earlier slice may stay open for long."""
 
     __slots__ = ("_first", "done", "left", "offsets", "what")
 
@@ -31,8 +31,11 @@ class Slice(Generic[W]):
 
     def settle(self, start: int, stop: int) -> None:
         """Mark the offsets at these indices as done."""
-        self.left -= stop - start - int(self.done[start:stop].sum())
+        newly_done = stop - start - int(self.done[start:stop].sum())
+        self.left -= newly_done
         self.done[start:stop] = True
+        if newly_done and not self.left:
+            del self.what
 
     @property
     def first_open(self) -> int:

@@ -131,6 +131,11 @@ class CorePartition:
     def buffered(self) -> int:
         return sum(map(len, self.buffer))
 
+    @property
+    def buffered_bytes(self) -> int:
+        """The bytes of the decoded records."""
+        return sum(each.rows.nbytes for each in self.buffer if each.rows is not None)
+
     def find(self, key: MessageId) -> Found[PartitionRecords] | None:
         """A record that was emitted and is not done; None for any other, and for records of another
         log.

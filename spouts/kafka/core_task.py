@@ -31,6 +31,8 @@ from spouts.kafka.partition_plan_entries import Position, TopicPartition, partit
 
 #: Decoded records that a partition may buffer.
 _BUFFERED_MAX = 4_000
+#: While the decoded records of a task take so many bytes, no partition is read that has any.
+BUFFERED_BYTES_MAX = 64 << 20
 
 
 class CoreTask:
@@ -245,7 +247,9 @@ class CoreTask:
         """Fetch, decode and buffer records. Keeps them undecoded if decoding raises
         ``RetryableError``, for example because a schema registry does not answer."""
         if self._unsure is None:
-            self._tail.pause(tp for tp, each in self._partitions.items() if each.buffered >= _BUFFERED_MAX)
+            is_full = sum(each.buffered_bytes for each in self._partitions.values()) >= BUFFERED_BYTES_MAX
+            most = 1 if is_full else _BUFFERED_MAX
+            self._tail.pause(tp for tp, each in self._partitions.items() if each.buffered >= most)
             self._unsure = self._tail.poll()
             if self._unsure is not None and self._commits_first:
                 self._commit_first(self._unsure)

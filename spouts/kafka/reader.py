@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import BatchTooLargeError
+from framework.freed_memory import FreedMemory
 from framework.topology import (
     DEAD_LETTER_STREAM,
     DEFAULT_STREAM,
@@ -50,6 +51,7 @@ EXPANSION_MAX, _RECORD_BYTES = 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
 _fetched = FetchedBatchCache()
+_freed = FreedMemory()
 
 
 class KafkaReader(PartitionReader):
@@ -94,6 +96,7 @@ class KafkaReader(PartitionReader):
         wholes = {topic_and_number(each): _range(meta[PART_OF]) for each, meta in ranges.items() if PART_OF in meta}
         left_out = _left_out(ranges)
         topic_ids = {topic_and_number(partition)[0]: meta.get("topic_id") for partition, meta in ranges.items()}
+        _freed.return_much()
         size = _Size()
         with sessions.lend(self._settings, self._group, self._slot) as session:
             for chunk in _fetched.read(session, asked, wholes, self._decoder.parts, self.check_alive):
@@ -119,6 +122,7 @@ class KafkaReader(PartitionReader):
                     size.value_bytes += decoded.chunk.value_bytes
                     size.row_bytes += decoded.rows.nbytes
                     self._counts.row_bytes = max(self._counts.row_bytes, size.row_bytes)
+                    _freed.note(size.records, size.row_bytes)
                     self._check(size)
                     yield decoded.rows if stream == DEFAULT_STREAM else OnStream(stream, decoded.rows)
 

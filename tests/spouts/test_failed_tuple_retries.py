@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from random import Random
 from types import FrameType
+from weakref import ref
 
 import pytest
 from hypothesis import given
@@ -76,6 +77,23 @@ def test_the_committable_offset_never_passes_one_that_is_not_acked(gaps: list[in
         offsets.acked(waiting.pop())
     assert offsets.committable == position
     assert offsets.span == 0
+
+
+def test_a_slice_whose_offsets_are_done_keeps_no_records_behind_an_open_one() -> None:
+    class Records:
+        pass
+
+    offsets: AckedOffsets[Records] = AckedOffsets(0)
+    offsets.emitted([0], Records())
+    later = offsets.emitted([1, 2], records := Records())
+    kept = ref(records)
+    del records
+    offsets.settle(later, 0, 1)
+    assert kept() is not None and offsets.find(2) is not None
+    for _ in range(2):
+        offsets.settle(later, 0, 2)
+    assert kept() is None and offsets.find(2) is None
+    assert offsets.committable == 0
 
 
 @pytest.mark.behaviour("4.9")

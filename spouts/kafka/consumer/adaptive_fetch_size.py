@@ -6,31 +6,54 @@ and after a read that took too long because a quota throttled it,
 the next consumer fetches less per request, down to single batches, and may be silent for longer. So
 any partition is read in the end, while an attempt that waits for a dead leader still fails soon.
 
-Batches that become much larger take memory before their size is known. After such a batch, the next
-consumer is narrow: it fetches one partition at a time, and one batch, and fetches the next batch
-when that one was taken. So the memory does not grow with the number of such batches.
+Batches that become much larger take memory before their size is known. So the first consumer
+fetches little. A read that lasts, as of a backlog, needs more, and so does a topic that brings more
+than ``BUSY_BYTES_PER_S``. Then the statistics tell how much larger the batches become, and so how
+much a fetch may have. When one became much more than that, the next consumer fetches less, down to
+one batch of one partition, and holds less. So the memory does not grow with the number of such
+batches (ADR 129).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: The factor by which a silence makes fetches smaller, and the limit of that factor.
-_SMALLER, _SMALLEST = 16, 16**4
-#: The limit to which patience grows from one silence to the next: librdkafka's own timeout of a
-#: request.
-_PATIENCE_MAX = 6
+from framework.clients.kafka_stall_detection import NOTHING, REPORT_EVERY_MS, Received, is_silent
+
+#: What the first consumer fetches in one response.
+FIRST_FETCH_BYTES = 8 << 10
+#: About how many bytes the fetches of all queues together are to become, and those of one queue at
+#: least and at most.
+FETCHED_BYTES, _FETCHED_MIN, _FETCHED_MAX = 64 << 20, 1 << 20, 8 << 20
+#: So many received bytes of records tell how much larger they have become.
+TELLING_BYTES = 256 << 10
+#: A consumer is busy if so many reports come before the end of a read, or if it receives so much.
+_BUSY_REPORTS, BUSY_BYTES_PER_S = 2, 1 << 20
 #: A consumer that holds this much more than its fetch-ahead limit, or returns this much in one
 #: piece, has received a batch that became much larger.
 EXPANDED_BYTES = 128 << 20
 LARGE_BYTES = 32 << 20
-#: Small fetches cost throughput: after this time without silence or large batches, fetches are
-#: large again.
-_LARGE_AGAIN_S = 60.0
+#: The factor by which a silence makes fetches smaller, and by which a fetch may become larger or
+#: smaller than it is to, until that changes the next ones.
+_SMALLER, _TOLERANCE = 16, 4
+#: Fetches of so few bytes return single batches.
+_SINGLE_BATCH = 64
+#: The limit to which patience grows from one silence to the next: librdkafka's own timeout of a
+#: request.
+_PATIENCE_MAX = 6
+#: After this time without silence or large batches, fetches may grow again; and when the consumer
+#: was not busy meanwhile, they are small again.
+_AGAIN_S = 60.0
+#: While nothing is known, a consumer of so many partitions reports soon.
+_SOON_MS, _FEW_QUEUES = 100, 64
 #: librdkafka accepts two names for this setting.
 _FETCH_BYTES, _FETCH_BYTES_TOO = "max.partition.fetch.bytes", "fetch.message.max.bytes"
+#: All partitions of a response together. librdkafka wants no less than the largest record of a
+#: producer, and for that no less than 1,000.
+_RESPONSE_BYTES, _SENT_MAX, _SENT_MAX_MIN = "fetch.max.bytes", "message.max.bytes", 1_000
 _AHEAD_KBYTES = "queued.max.messages.kbytes"
 
 
@@ -40,50 +63,128 @@ class FetchPace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._divisor = 1
-        self._silent_at = 0.0
+        self._bytes: float = FIRST_FETCH_BYTES  # of a fetch; inf: as the settings say
+        self._usual_bytes = 0
+        self._slow_since: float | None = None  # the last silence or large batch; None: may grow
+        self._latest = self._before = NOTHING  # the last report, and the last one that told enough
+        self._before_at = 0.0
+        self._reports = 0  # in this read
+        self._busy_at = 0.0
+        self._target = _FETCHED_MAX
+        self._is_reported = True
         self.patience = 1
         self.is_stale = False
         self._ahead_max = 0
 
     @property
     def is_narrow(self) -> bool:
-        return self._divisor == _SMALLEST
+        return self._bytes == 1
 
     def settings(self, conf: Mapping[str, Any], queues: int = 1) -> dict[str, Any]:
         """The settings of a consumer with this number of queues, at this pace."""
-        self.is_stale = False
-        self._ahead_max = int(conf.get(_AHEAD_KBYTES, 0)) * 1024 * queues
-        if self._divisor == 1:
+        self.is_stale, self._latest, self._before = False, NOTHING, NOTHING
+        self._before_at = self._clock()
+        self._usual_bytes = int(conf.get(_FETCH_BYTES_TOO, conf[_FETCH_BYTES]))
+        ahead_kbytes = int(conf.get(_AHEAD_KBYTES, 0))
+        self._is_reported = not is_silent(conf)
+        if self._slow_since is None and not self._is_reported:
+            self._bytes = math.inf
+        share = FETCHED_BYTES // queues
+        self._target = min(max(share, _FETCHED_MIN), _FETCHED_MAX)
+        if math.isfinite(self._bytes):
+            ahead_kbytes = 1 if self.is_narrow else min(ahead_kbytes, share // 1024)
+        self._ahead_max = ahead_kbytes * 1024 * queues
+        if math.isinf(self._bytes):
             return dict(conf)
-        size = int(conf.get(_FETCH_BYTES_TOO, conf[_FETCH_BYTES])) // self._divisor
-        slow = {**{name: value for name, value in conf.items() if name != _FETCH_BYTES_TOO}, _FETCH_BYTES: max(size, 1)}
-        return {**slow, _FETCH_BYTES: 1, _AHEAD_KBYTES: 1} if self.is_narrow else slow
+        size = int(self._bytes)
+        response = min(int(conf.get(_RESPONSE_BYTES, size)), max(size, _SENT_MAX_MIN))
+        return {
+            **{name: value for name, value in conf.items() if name != _FETCH_BYTES_TOO},
+            _FETCH_BYTES: min(size, self._usual_bytes),
+            _RESPONSE_BYTES: response,
+            _SENT_MAX: response,
+            _AHEAD_KBYTES: ahead_kbytes,
+        }
 
-    def has_seen(self, *, piece: int, ahead: int) -> None:
-        """Note how many bytes a consumer has returned in one piece, and how many it holds in its
-        queues."""
-        if piece > LARGE_BYTES or ahead > self._ahead_max + EXPANDED_BYTES:
-            self.is_stale = self.is_stale or not self.is_narrow
-            self._divisor, self.patience = _SMALLEST, _PATIENCE_MAX
-            self._silent_at = self._clock()
+    def report_every_ms(self, queues: int) -> int:
+        """How often the consumer is to report what it receives."""
+        is_first = math.isfinite(self._bytes) and self._slow_since is None
+        return _SOON_MS if is_first and queues <= _FEW_QUEUES else REPORT_EVERY_MS
+
+    def has_seen(self, *, piece: int, ahead: int, received: Received = NOTHING) -> None:
+        """Note how many bytes a consumer has returned in one piece, how many it holds in its
+        queues, and what it has received so far."""
+        if self.is_stale:
+            return
+        if piece > LARGE_BYTES:
+            self._fetch_less(1)
+        elif ahead > self._ahead_max + EXPANDED_BYTES:
+            self._fetch_less(self._fetched * self._target / (ahead - self._ahead_max))
+        elif received != self._latest:
+            self._latest = received
+            self._reports += 1
+            self._adapt(received)
+
+    def _adapt(self, received: Received) -> None:
+        """Adapt the size of fetches to how much larger the records have become."""
+        size, became = (now - before for now, before in zip(received, self._before, strict=True))
+        now = self._clock()
+        is_busy = self._reports >= _BUSY_REPORTS or size > BUSY_BYTES_PER_S * max(now - self._before_at, 0.1)
+        if is_busy:
+            self._busy_at = now
+        if became < TELLING_BYTES:
+            return
+        self._before, self._before_at = received, now
+        # the bytes of a fetch may have been reported before its records
+        wanted = self._target * max(size, self._fetched) / became
+        if self._fetched > wanted * _TOLERANCE:
+            self._fetch_less(wanted)
+        elif is_busy and self._slow_since is None:
+            wanted = self._target * size / became
+            if wanted >= self._fetched * _TOLERANCE:
+                self._fetch_more(wanted)
 
     def was_silent(self) -> None:
         """Note that a read has failed because a partition was silent."""
-        self._divisor = min(self._divisor * _SMALLER, _SMALLEST)
+        self._bytes = _or_single(self._fetched / _SMALLER)
         self.patience = min(self.patience * 2, _PATIENCE_MAX)
-        self._silent_at = self._clock()
+        self._slow_since = self._clock()
         self.is_stale = True
 
     def was_throttled(self) -> None:
         """Note that a read was ended while a quota throttled it. A broker returns nothing of a
         fetch that exceeds the quota, so the next consumer requests less."""
-        self._divisor = max(self._divisor, _SMALLER)
-        self._silent_at = self._clock()
+        self._bytes = min(self._bytes, _or_single(self._usual_bytes / _SMALLER))
+        self._slow_since = self._clock()
         self.is_stale = True
 
     def went_well(self) -> None:
         """Note that a read is complete."""
-        if self._divisor > 1 and self._clock() - self._silent_at > _LARGE_AGAIN_S:
-            self._divisor = self.patience = 1
+        self._reports = 0
+        if self._slow_since is not None and self._clock() - self._slow_since > _AGAIN_S:
+            self._slow_since = None
+            self.patience = 1
+            self._fetch_more(FIRST_FETCH_BYTES if self._is_reported else math.inf)
+        elif self._bytes > FIRST_FETCH_BYTES and self._is_reported and self._clock() - self._busy_at > _AGAIN_S:
+            self._bytes = FIRST_FETCH_BYTES
             self.is_stale = True
+
+    @property
+    def _fetched(self) -> float:
+        return min(self._bytes, self._usual_bytes)
+
+    def _fetch_less(self, size: float) -> None:
+        self._slow_since = self._clock()
+        self.patience = _PATIENCE_MAX
+        if not self.is_narrow:  # otherwise no fetch can be smaller
+            self._bytes = _or_single(min(size, self._fetched / 2))
+            self.is_stale = True
+
+    def _fetch_more(self, size: float) -> None:
+        if size > self._bytes:
+            self._bytes = math.inf if size >= self._usual_bytes else int(size)
+            self.is_stale = True
+
+
+def _or_single(size: float) -> int:
+    return int(size) if size > _SINGLE_BATCH else 1

@@ -24,6 +24,8 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_stall_detection import Traffic
+from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
 from spouts.kafka.consumer.range_consumer import DAMAGED
@@ -175,7 +177,8 @@ class ColumnFeed(Feed):
         self._served: dict[TopicPartition, int] = {}  # the last call of ``take`` that served it
         self._calls = 0
         self._paused: Set[TopicPartition] = frozenset()
-        self._consumer, self._queues = self._opened(1)
+        self._pace = FetchPace()
+        self._consumer, self._traffic, self._queues = self._opened(1)
         self._assignment = Assignment(self._consumer)
         self._chunk = self._begun()
 
@@ -187,7 +190,7 @@ class ColumnFeed(Feed):
                 del self._served[tp]
             self._consumer.incremental_unassign([ClientPartition(*tp) for tp in again])
         if len(self._next) + len(positions) > self._queues:
-            self._open_wider(positions)
+            self._open_anew(positions)
         else:
             self._place(self._assignment, positions)
         self._next.update({tp: Position(at.offset, None, at.leader_epoch) for tp, at in positions.items()})
@@ -203,6 +206,8 @@ class ColumnFeed(Feed):
         return self._next[tp].offset
 
     def take(self) -> tuple[ColumnChunk | None, list[Event]]:
+        if self._pace.is_stale and self._next and not len(self._chunk):
+            self._open_anew({})
         events = self.hear()
         self._calls += 1
         held = self._paused | self._damaged
@@ -212,8 +217,10 @@ class ColumnFeed(Feed):
             if self._fill(tp, events):
                 break
         if not len(self._chunk):
+            self._pace.went_well()
             return None, events
         chunk, self._chunk = self._chunk.finish(), self._begun()
+        self._pace.has_seen(piece=chunk.value_bytes, ahead=0)
         for tp, place in chunk.places():
             self._next[tp].leader_epoch = known_epoch(int(chunk.epochs[place[-1]]))
         return chunk, events
@@ -223,6 +230,7 @@ class ColumnFeed(Feed):
         for error, topic, number in self._consumer.poll()[0]:
             tp = topic or "", number
             events.append(Event(tp, error, self._next[tp].offset if tp in self._next else None))
+        self._pace.has_seen(piece=0, ahead=self._traffic.ahead_bytes(shared=False), received=self._traffic.received)
         return events
 
     def close(self) -> None:
@@ -251,22 +259,25 @@ class ColumnFeed(Feed):
                 if tp in self._damaged:
                     return False
 
-    def _opened(self, partitions: int) -> tuple[NativeConsumer, int]:
+    def _opened(self, partitions: int) -> tuple[NativeConsumer, Traffic, int]:
         queues = queues_for(partitions)
-        conf = self._settings.consumer(self._group, queues=queues)
-        return self._errors.made(lambda: NativeConsumer(conf, self._errors.on_error)), queues
+        conf = self._pace.settings(self._settings.consumer(self._group, queues=queues), queues)
+        traffic = Traffic()
+        made = {**traffic.settings(conf, self._pace.report_every_ms(queues)), **conf}
+        return self._errors.made(lambda: NativeConsumer(made, self._errors.on_error)), traffic, queues
 
-    def _open_wider(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Replace the consumer by one for more partitions; keep the old one if that fails."""
-        wider, queues = self._opened(len(self._next) + len(positions))
-        assignment = Assignment(wider)
+    def _open_anew(self, positions: Mapping[TopicPartition, Position]) -> None:
+        """Replace the consumer by one that reads these partitions, too; keep the old one if that
+        fails."""
+        made, traffic, queues = self._opened(len(self._next) + len(positions))
+        assignment = Assignment(made)
         try:
             self._place(assignment, {**self._next, **positions})
         except BaseException:
-            wider.close()
+            made.close()
             raise
         former = self._consumer
-        self._consumer, self._queues, self._assignment = wider, queues, assignment
+        self._consumer, self._traffic, self._queues, self._assignment = made, traffic, queues, assignment
         self._chunk = self._begun()
         self.ended.clear()
         former.close()

@@ -248,7 +248,7 @@ class NativeSession:
     def _open(self, queues: int) -> None:
         conf = self._pace.settings(self._settings.consumer(self._group, queues=queues), queues)
         traffic = Traffic()
-        made = {**traffic.settings(conf), **conf}
+        made = {**traffic.settings(conf, self._pace.report_every_ms(queues)), **conf}
         self._consumer = self._errors.made(lambda: NativeConsumer(made, self._errors.on_error))
         self._traffic = traffic
         # set only now: if no new consumer can be made, the old one continues with its own
@@ -341,7 +341,8 @@ class NativeSession:
                 if not rows:
                     self._check(ranges, tp, position)
                 self._serve()
-                self._pace.has_seen(piece=0, ahead=self._traffic.ahead_bytes(shared=False))
+                ahead = self._traffic.ahead_bytes(shared=False)
+                self._pace.has_seen(piece=0, ahead=ahead, received=self._traffic.received)
                 if self._pace.is_stale and not len(chunk):
                     later = list(ranges)[list(ranges).index(tp) + 1 :]
                     return {tp: wanted.rest(position), **{each: ranges[each] for each in later}}

@@ -55,6 +55,8 @@ QUIET_S = 0.5
 #: How often one read repositions a partition whose consumer turns out to have another position.
 PLACED_AGAIN_MAX = 5
 _POLL_S = 0.05
+#: What is expected of a record's size before one was read.
+_FIRST_RECORD_BYTES = 16 << 10
 #: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 #: A consumer's errors for a batch that does not match its checksum, or cannot be decompressed. The
@@ -148,6 +150,7 @@ class KafkaSession:
         self._settings, self._group = settings, group
         self._errors = ConnectionErrors(self._where)
         self._pace = FetchPace()
+        self._record_bytes = _FIRST_RECORD_BYTES  # of the last records, on average
         self._check_alive: Callable[[], None] = lambda: None
         self._kept: set[TopicPartition] = set()  # keep their position although the read failed
         self._open()
@@ -168,7 +171,7 @@ class KafkaSession:
     def _open(self) -> None:
         conf = self._pace.settings(self._settings.consumer(self._group))
         traffic = Traffic()
-        made = {**traffic.settings(conf), **conf, "error_cb": self._errors.on_error}
+        made = {**traffic.settings(conf, self._pace.report_every_ms(1)), **conf, "error_cb": self._errors.on_error}
         self._consumer = self._errors.made(lambda: Consumer(made))
         self._traffic = traffic
         self._assignment = Assignment(self._consumer)
@@ -238,13 +241,15 @@ class KafkaSession:
             raise
 
     def _consume(self, most: int, at_once: bool) -> list[Message]:
-        """Up to ``most`` records and events. ``at_once``: return those available, or the first to
-        arrive. Otherwise wait briefly for full chunks, which cost less per record."""
+        """Up to ``most`` records and events, of about ``LARGE_BYTES``. ``at_once``: return those
+        available, or the first to arrive. Otherwise wait briefly for full chunks, which cost less
+        per record."""
+        most = min(most, CHUNK_RECORDS, LARGE_BYTES // self._record_bytes + 1)
         try:
             if at_once:
                 heard: list[Message] = self._consumer.consume(most, 0) or self._consumer.consume(1, _POLL_S)
             else:
-                heard = self._consumer.consume(min(most, CHUNK_RECORDS), _POLL_S)
+                heard = self._consumer.consume(most, _POLL_S)
             return heard
         except KafkaException as error:
             raise kafka_error(error, f"Kafka at {self._where}") from error
@@ -284,7 +289,11 @@ class KafkaSession:
             records = self._sorted_out(heard, open_ranges, position)
             del heard  # frees the decompressed records when the caller has finished with them
             chunk = MessageChunk(records)
-            self._pace.has_seen(piece=chunk.value_bytes, ahead=self._traffic.ahead_bytes(shared=True))
+            if records:
+                self._record_bytes = chunk.value_bytes // len(records) + 1
+            ahead = self._traffic.ahead_bytes(shared=True)
+            alone = chunk.value_bytes if len(records) == 1 else 0
+            self._pace.has_seen(piece=alone, ahead=ahead, received=self._traffic.received)
             if records:
                 yield chunk
             del records, chunk

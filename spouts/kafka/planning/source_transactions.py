@@ -13,7 +13,8 @@ Invariants:
 3. A change whose transaction has ended in an earlier batch is repeated, by a connector that was
    started again. It is planned at once. For that, the ends before the position of a batch are read
    again, also by the next leader.
-4. A batch is as small as the limits say, but has at least one transaction, whatever its size.
+4. A batch is as small as the limits of records and of bytes say, but has at least one transaction,
+   whatever its size.
 5. The records that were read ahead are only a copy of the log. They are forgotten when the
    positions do not fit to them, and when reading fails.
 """
@@ -38,6 +39,7 @@ from spouts.codecs.debezium_transaction_metadata import (
 )
 from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
+from spouts.kafka.planning import batch_limits
 
 _log = get_logger()
 
@@ -71,12 +73,15 @@ class ReadsAhead(Protocol):
 class _Run:
     """Neighbouring records of one transaction, or of none, in a partition. ``next``: the offset
     behind the last one. ``changes``: how many there are, without repetitions. ``highest``: the
-    order of the last change so far."""
+    order of the last change so far. ``records``: with repetitions. ``size``: the bytes of their
+    values."""
 
     transaction: str | None
     next: int
     changes: int = 0
     highest: int = 0
+    records: int = 0
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -91,13 +96,15 @@ class _Log:
     at: int = 0
     highest: dict[str, int] = field(default_factory=dict)
 
-    def add(self, offset: int, order: ChangeOrder | None) -> None:
+    def add(self, offset: int, order: ChangeOrder | None, size: int = 0) -> None:
         transaction = order.transaction if order is not None else None
         last = self.runs[-1] if len(self.runs) > self.at else None
         if last is None or last.transaction != transaction:
             last = _Run(transaction, offset + 1)
             self.runs.append(last)
         last.next = self.read_to = offset + 1
+        last.records += 1
+        last.size += size
         if order is not None and order.order > self.highest.get(order.transaction, 0):
             self.highest[order.transaction] = last.highest = order.order
             last.changes += 1
@@ -176,10 +183,10 @@ class _Cut:
     """Finds where a batch can end, in what was read ahead. ``limits``: no partition beyond this
     offset.
 
-    After ``find``: ``taken``: the number of records. ``lacking``: the partitions of which more must
-    be read before more can be taken. ``waits_for``: what is missing, for the log. ``unnamed``: the
-    topics with changes of a transaction whose end does not name their tables. ``short``: the
-    transactions that are taken without some of their changes."""
+    After ``find``: ``taken``: the number of records. ``taken_bytes``: of their values. ``lacking``:
+    the partitions of which more must be read before more can be taken. ``waits_for``: what is
+    missing, for the log. ``unnamed``: the topics with changes of a transaction whose end does not
+    name their tables. ``short``: the transactions that are taken without some of their changes."""
 
     def __init__(
         self,
@@ -195,10 +202,12 @@ class _Cut:
         self._ends = {each: ends[each] for each in sorted(offsets) if each in ends}
         self._limits, self._records_max, self._changed = limits, records_max, changed
         self._cuts = dict(offsets)
+        self._bytes_max = batch_limits.TASK_ROWS_BYTES_MAX / batch_limits.OVERSIZE_MAX
         self._places = {each: log.at for each, log in self._logs.items()}
         self._over: dict[str, dict[str, TransactionEnd]] = {each: {} for each in self._ends}
         self._owners = {each: _owner(each, self._ends) for each in self._logs}
-        self.taken = 0
+        self.taken = self.taken_bytes = 0
+        self._is_full = False  # the next transaction has too many bytes
         self.lacking: set[str] = set()
         self.waits_for = ""
         self.unnamed: set[str] = set()
@@ -206,10 +215,10 @@ class _Cut:
 
     def find(self) -> Mapping[str, int]:
         """The offset of each partition at which the batch ends."""
-        self._take_free(max(self._records_max // 2, 1))
+        self._take_free(max(self._records_max // 2, 1), self._bytes_max / 2)
         for partition, ends in self._ends.items():
             self._take_transactions(partition, ends)
-        self._take_free(self._records_max)
+        self._take_free(self._records_max, self._bytes_max)
         for partition, log in self._logs.items():
             limit = self._limits[partition]
             if self._places[partition] == len(log.runs):
@@ -221,6 +230,11 @@ class _Cut:
                 transaction = log.runs[self._places[partition]].transaction
                 self.waits_for = f"the end of transaction {transaction}, of topic {topic_and_number(partition)[0]}"
         return self._cuts
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the batch has as many records, or bytes, as it may have."""
+        return self._is_full or self.taken >= self._records_max or self.taken_bytes >= self._bytes_max
 
     def _move(self, partition: str, offset: int) -> None:
         self.taken += max(offset - self._cuts[partition], 0)
@@ -235,10 +249,10 @@ class _Cut:
             run.transaction in self._over[owner] or run.transaction in self._ends[owner].ended
         )
 
-    def _take_free(self, most: int) -> None:
+    def _take_free(self, most: int, most_bytes: float) -> None:
         for partition, log in self._logs.items():
             limit = self._limits[partition]
-            while self._places[partition] < len(log.runs) and self.taken < most:
+            while self._places[partition] < len(log.runs) and self.taken < most and self.taken_bytes < most_bytes:
                 run = log.runs[self._places[partition]]
                 if not self._is_free(partition, run):
                     if self._owners[partition] is None:
@@ -249,7 +263,13 @@ class _Cut:
                         )
                     break
                 self._note_unnamed(partition, run)
-                self._move(partition, min(run.next, limit, self._cuts[partition] + most - self.taken))
+                each = run.size / run.records
+                room = most - self.taken
+                if self.taken_bytes + run.size > most_bytes:
+                    room = min(room, max(int((most_bytes - self.taken_bytes) / each), 1))
+                before = self._cuts[partition]
+                self._move(partition, min(run.next, limit, before + room))
+                self.taken_bytes += min(int(each * (self._cuts[partition] - before)), run.size)
                 if self._cuts[partition] < run.next:
                     break
                 self._places[partition] += 1
@@ -266,7 +286,7 @@ class _Cut:
         limit, at, is_first = self._limits[partition], ends.at, True
         known = {each.transaction for _, each in ends.ahead[at:]}
         while at < len(ends.ahead) and ends.ahead[at][0] <= limit:
-            if self.taken >= self._records_max and not is_first:
+            if self.is_full and not is_first:
                 return
             offset, end = ends.ahead[at]
             if end.transaction not in ends.ended and end.transaction not in self._over[partition]:
@@ -282,8 +302,8 @@ class _Cut:
             self._move(partition, limit)
 
     def _take(self, owner: str, end: TransactionEnd, known: Collection[str]) -> bool:
-        """Take the changes of a transaction, if all were read. ``known``: the transactions whose
-        ends were read."""
+        """Take the changes of a transaction, if all were read and there is room for their bytes.
+        ``known``: the transactions whose ends were read."""
         found: dict[str, tuple[int, int]] = {}
         short: list[Mapping[str, Any]] = []
         for topic, count, partitions in self._changed(_prefix(owner), end):
@@ -301,6 +321,13 @@ class _Cut:
                     return False
                 short.append({"transaction": end.transaction, "topic": topic, "changes": changes, "expected": count})
             found.update({each: (walk.place, walk.offset) for each, walk in walks.items() if walk.highest})
+        size = sum(
+            each.size for log, (place, _) in found.items() for each in self._logs[log].runs[self._places[log] : place]
+        )
+        if self.taken_bytes and self.taken_bytes + size > self._bytes_max:
+            self._is_full = True
+            return False
+        self.taken_bytes += size
         for partition, (place, offset) in found.items():
             self._places[partition] = place
             self._move(partition, offset)
@@ -385,7 +412,7 @@ class SourceTransactions:
                 cut = _Cut(self._logs, self._ends, offsets, limits, records_max=records_max, changed=self._changed())
                 ends = cut.find()
                 more = {each for each in cut.lacking if wanted.get(each, 0) < limits.get(each, 0)}
-                if cut.taken >= records_max or not more:
+                if cut.is_full or not more:
                     break
                 for each in more:
                     wanted[each] = min(limits[each], wanted[each] + max(step, wanted[each] - offsets[each]))
@@ -475,7 +502,7 @@ class SourceTransactions:
                 elif isinstance(read, _Ends):
                     read.add(record.offset, transaction_end(record.value))
                 else:
-                    read.add(record.offset, self._order(record))
+                    read.add(record.offset, self._order(record), len(record.value or b""))
                 if read.read_to >= wanted[record.partition]:
                     waiting.discard(record.partition)
                     self._reader.end(record.partition)

@@ -22,7 +22,9 @@ from framework.topology import DEAD_LETTER_STREAM
 from framework.transactions import MemoryStore
 from integration import KafkaBroker
 from spouts import JsonCodec, KafkaSpout, RetryPolicy, TextCodec
+from spouts.kafka import core_task
 from spouts.kafka.cluster_metadata import KafkaMetadata
+from spouts.kafka.consumer import continuous_consumers
 from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.core_spout_consumer import task_of
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
@@ -242,6 +244,38 @@ def test_a_record_that_always_fails_holds_back_only_its_own_partition(topics: To
     run.rounds.close()
     assert len({word for word in words(seen(name).executed) if word.isdigit()}) == 99
     assert committed(topics, name, name, 2) == [0, 300]
+
+
+def test_records_that_wait_for_a_record_that_fails_are_bounded_in_bytes(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of the task are read and emitted meanwhile."""
+    most, size = 50_000, 1_000
+    monkeypatch.setattr(core_task, "BUFFERED_BYTES_MAX", most)
+    monkeypatch.setattr(continuous_consumers, "CHUNK_RECORDS", 10)
+    buffered: list[int] = []
+    read = CoreTask._read
+
+    def noting(task: CoreTask) -> None:
+        read(task)
+        buffered.append(sum(each.buffered_bytes for each in task._partitions.values()))
+
+    monkeypatch.setattr(CoreTask, "_read", noting)
+    topics.create(name, 2)
+    topics.send(name, [b"stuck", *(b"%d" % (n % 10) * size for n in range(1_000))], 0)
+    topics.send(name, [b"other"] * 300, 1)
+
+    def all_but_one(bolt: Any, tup: Tuple, collector: Any) -> None:
+        (collector.fail if tup[0] == "stuck" else collector.ack)(tup)
+
+    spout = KafkaSpout(
+        [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, uncommitted_max=5
+    )
+    run = stepped(spout, Rich(name, all_but_one))
+    until(run, lambda: words(seen(name).executed).count("other") == 300)
+    run.step(20)
+    run.rounds.close()
+    assert most <= max(buffered) < most + 2 * 10 * size
 
 
 @pytest.mark.behaviour("4.9")

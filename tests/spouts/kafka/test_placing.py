@@ -93,7 +93,7 @@ def test_records_that_came_with_an_event_are_not_kept_beside_those_that_come_aga
     ]
     session = object.__new__(KafkaSession)
     session._where, session._assigned, session._pace = "nowhere", {}, FetchPace()
-    session._traffic = Traffic()
+    session._traffic, session._record_bytes = Traffic(), 100
     session._consumer = SimpleNamespace(
         incremental_unassign=lambda partitions: None, consume=lambda most, wait_s: came.pop(0)
     )

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from spouts import OpaqueKafkaTransactionalSpout
 from spouts.codecs.debezium_transaction_metadata import change_order, transaction_end
 from spouts.kafka.consumer.lookahead_reader import Ahead
 from spouts.kafka.partition_plan_entries import topic_and_number
-from spouts.kafka.planning import source_transactions
+from spouts.kafka.planning import batch_limits, source_transactions
 from spouts.kafka.planning.source_transactions import SourceTransactions
 from tests.kit.change_records import transaction_marker
 from tests.kit.targets import examples
@@ -150,6 +151,7 @@ def test_no_transaction_is_divided(seed: int) -> None:
     offsets = dict.fromkeys(logs.logs, 0)
     before: list[tuple[dict[str, int], set[str]]] = []
     planning, at, records_max = made(logs), 0, chance.choice([1, 3, 10, 1_000])
+    bytes_max = mock.patch.object(batch_limits, "TASK_ROWS_BYTES_MAX", chance.choice([100, 700, 1 << 30]))
     while True:
         at = write(logs, chance, events, at) if at < len(events) else at
         over = at == len(events)
@@ -164,7 +166,8 @@ def test_no_transaction_is_divided(seed: int) -> None:
         }
         if not over and chance.random() < 0.2:
             del available[chance.choice(PARTITIONS)]  # it has no leader
-        shares = planning.shares(offsets, available, records_max)
+        with bytes_max:
+            shares = planning.shares(offsets, available, records_max)
         assert all(0 <= share <= available[each] for each, share in shares.items())
         if over and not any(shares.values()):
             break
@@ -202,6 +205,36 @@ def test_a_large_transaction_is_one_batch() -> None:
 def test_a_batch_has_as_many_transactions_as_fit() -> None:
     logs = FakeLogs(record for number in range(100) for record in whole(str(number), {"p.a": 4}))
     assert shares_of(logs, records_max=50) == {"s.p.a/0": 40, ENDS: 10}
+
+
+def large(transaction: str | None, order: int) -> bytes:
+    return change(transaction, order) + b" " * 100_000
+
+
+def test_a_batch_has_as_many_transactions_as_fit_into_the_memory_of_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single one above that is a batch of its own."""
+    monkeypatch.setattr(batch_limits, "TASK_ROWS_BYTES_MAX", 1_333_333)
+    logs = FakeLogs()
+    for number, changes in enumerate([4, 4, 4, 4, 30, 4]):
+        for partition, entry in whole(str(number), {"p.a": changes}):
+            value = entry[1] if partition == ENDS else large(str(number), int(entry[0].split()[1]))
+            logs.logs[partition].append((entry[0], value))
+    logs.readable = logs.ends()
+    planning, offsets, found = made(logs), dict.fromkeys(logs.logs, 0), []
+    while any(offsets[each] < end for each, end in logs.ends().items()):
+        available = {each: end - offsets[each] for each, end in logs.ends().items()}
+        shares = planning.shares(offsets, available, 1_000)
+        found.append(shares["s.p.a/0"])
+        offsets = {each: offset + shares[each] for each, offset in offsets.items()}
+    assert found == [8, 8, 30, 4]
+
+
+def test_records_without_a_transaction_are_divided_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_limits, "TASK_ROWS_BYTES_MAX", 1_333_333)
+    logs = FakeLogs([("s.p.a/0", ("", large(None, 0)))] * 25)
+    assert shares_of(logs, records_max=1_000) in ({"s.p.a/0": 9}, {"s.p.a/0": 10})
+    logs = FakeLogs([("s.p.a/0", ("", large(None, 0) * 20)), ("s.p.a/0", ("", b"{}"))])
+    assert shares_of(logs, records_max=1_000) == {"s.p.a/0": 1}
 
 
 def test_a_batch_of_many_transactions_takes_no_longer_for_each() -> None:

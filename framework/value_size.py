@@ -1,0 +1,26 @@
+"""About how many bytes a value takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: About the bytes of a value that is neither a text nor a container.
+_VALUE_BYTES = 8
+
+
+def size_of(value: Any) -> int:
+    """About the bytes of a value, or of the values in a container.
+
+    >>> size_of(("abc", 1, {"a": [b"abcd"]}))
+    16
+    """
+    if isinstance(value, (str, bytes, bytearray)):
+        return len(value)
+    if isinstance(value, dict):
+        return size_of(tuple(value.items()))
+    if not isinstance(value, (tuple, list)):
+        return _VALUE_BYTES
+    size = 0
+    for each in value:  # without a call for what most rows are made of
+        size += len(each) if type(each) is str else _VALUE_BYTES if type(each) is int else size_of(each)
+    return size
