@@ -250,7 +250,7 @@ class AggregatesTable(Table):
             micros_above_0(after, "the time after which a row expires")
         except ConfigError as error:
             raise call.mistake(error) from None
-        return ExpiringTable(self._stream, self._key, self._aggregates, on, after, bounds)
+        return ExpiringTable(self._stream, self._key, self._aggregates, on=on, after=after, bounds=bounds)
 
     def when_closed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
@@ -364,6 +364,7 @@ class ExpiringTable(Table):
         stream: Stream,
         key: tuple[str, ...],
         aggregates: Mapping[str, Any],
+        *,
         on: str,
         after: Duration,
         bounds: WatermarkBounds,

@@ -540,7 +540,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("C51: a record is left out of a batch that Kafka may hold",
              [(Coordinator, "__init__", _with_option(Coordinator.__init__, can_undo=True))],
              lambda shape: shape.refuses == "sink" and bool(shape.headerless)),
-    Mutation("C51: a probe that fails for another reason leaves a record out", [(narrowing, "_refuses", lambda failure: True)],
+    Mutation("C51: a probe that fails for another reason leaves a record out", [(narrowing, "_refuses", lambda failure, *, pins_errors=False: True)],
              lambda shape: shape.refuses == "bolt"),
     Mutation("C51: the plans after a narrower one stay", [(Coordinator, "_fail", _narrows_one_only(Coordinator._fail))],
              lambda shape: bool(shape.refuses) and shape.pending > 1 and not shape.opaque),

@@ -78,6 +78,7 @@ class _Run:
 
     transaction: str | None
     next: int
+    _: KW_ONLY
     changes: int = 0
     highest: int = 0
     records: int = 0

@@ -75,7 +75,7 @@ def test_an_operator_and_what_it_sent_are_rebuilt_while_the_topology_runs(part: 
 
     def feed() -> None:
         at = 50
-        while not over.wait(1):  # no faster than a slow machine recomputes transactions
+        while not over.wait(0.9):  # no faster than a slow machine recomputes transactions
             for partition in range(2):
                 spout.append(partition, [("order", "payment")[at % 3 == 0], f"k{at % 4}", partition, at * 7, at])
             at += 1
