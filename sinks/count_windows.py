@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from framework.operators.count_windows import CountWindow
 from framework.topology import (
@@ -28,8 +27,9 @@ from sinks.aggregates import (
     row_folder,
 )
 from sinks.backend import Key, Value
-from sinks.folds_by_part import FoldsByPart
+from sinks.key_hash_parts import halves_by_key
 from sinks.keyed_committer import KeyedCommitter, one_stream
+from sinks.pane_aggregation import PaneFolds
 from sinks.state_committer import check_no_null_key
 from sinks.states import MapState
 
@@ -68,7 +68,7 @@ class CountWindowCommitter(KeyedCommitter):
         taken = {*self.key, _FIRST, _END, _COUNT, _PART}
         self.aggregates = expanded_aggregates(type(self).__name__, aggregates, taken)
         self._output: Fields | None = None
-        self._folds: FoldsByPart | None = None
+        self._folds: PaneFolds | None = None
         self._batches: list[pa.RecordBatch] = []
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class CountWindowCommitter(KeyedCommitter):
         types = {name: source.fields.type_of(name) for name in self.key}
         totals = output_types(self.aggregates, source.fields)
         self._output = Fields.of({**types, _FIRST: pa.int64(), _END: pa.int64(), **totals})
-        self._folds = FoldsByPart(component_id, self.key, self.aggregates, self._output)
+        self._folds = PaneFolds(component_id, self.key, self.aggregates, self._output)
         self.state.bind(Fields.of({**types, _PART: pa.int64()}), Fields.of({_COUNT: pa.int64(), **totals}))
 
     def _needed(self) -> list[str]:
@@ -118,21 +118,14 @@ class CountWindowCommitter(KeyedCommitter):
         self.state.commit(self._attempt)
         return self._folds.sent(out, self._output, self._on_refused)
 
-    def _commit(self, batches: Sequence[pa.RecordBatch], folds: FoldsByPart) -> Iterator[Value]:
+    def _commit(self, batches: Sequence[pa.RecordBatch], folds: PaneFolds) -> Iterator[Value]:
         """Returns the windows that close, one by one: each may have large values."""
         rows = pa.concat_tables(pa.Table.from_batches([each]).select(self._needed()) for each in batches)
-        added = accepted(rows, partial(self._added, folds=folds), self._on_refused, self._halves)
+        halves = partial(halves_by_key, key=self.key)
+        added = accepted(rows, partial(self._added, folds=folds), self._on_refused, halves)
         return chain.from_iterable(list(added))
 
-    def _halves(self, rows: pa.Table) -> tuple[pa.Table, pa.Table] | None:
-        """The rows of half of the keys, and of the others; None for one key."""
-        keys = self._keys(rows)
-        distinct = list(dict.fromkeys(keys))
-        ones = set(distinct[: len(distinct) // 2])
-        of_ones = pa.array([key in ones for key in keys], pa.bool_())
-        return (rows.filter(of_ones), rows.filter(pc.invert(of_ones))) if ones else None
-
-    def _added(self, rows: pa.Table, folds: FoldsByPart) -> Iterator[Value]:
+    def _added(self, rows: pa.Table, folds: PaneFolds) -> Iterator[Value]:
         """Add records to the state, and return the windows that close, unless a sum leaves its
         type."""
         keys = self._keys(rows)

@@ -1,5 +1,5 @@
-"""Divides the rows of a large transaction by their keys, so that they can be grouped and written
-part by part (ADR 124)."""
+"""Divides rows by their keys: those of a large transaction, so that they can be grouped and written
+part by part (ADR 124), and those among which refused rows are looked for (ADR 126)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ from framework.topology.hashing import hash_rows
 
 #: About the bytes of a part.
 PART_BYTES = 16 << 20
+
+
+def halves_by_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, pa.Table] | None:
+    """The rows of one half of the keys, and of the other; None for a single key."""
+    hashes = hash_rows([rows.column(name).combine_chunks() for name in key])
+    different = np.unique(hashes)
+    if len(different) < 2:
+        return None
+    is_first = hashes < different[len(different) // 2]
+    return rows.filter(pa.array(is_first)), rows.filter(pa.array(~is_first))
 
 
 class KeyParts:

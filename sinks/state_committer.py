@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,12 +29,11 @@ from framework.topology import (
 )
 from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
-from framework.topology.hashing import hash_rows
 from framework.topology.inspectable import with_scratch_states
 from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
-from sinks.key_hash_parts import KeyParts
+from sinks.key_hash_parts import KeyParts, halves_by_key
 from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
@@ -331,7 +329,7 @@ class Fold(Combiner):
     def _accepted(self, table: pa.Table, *, partial: bool) -> Iterable[pa.RecordBatch]:
         """One row per key, of the keys that are not left out."""
         take = self._merged_keys if partial else self._aggregated_keys
-        return accepted(table, take, self._on_refused, self._halves)
+        return accepted(table, take, self._on_refused, lambda rows: halves_by_key(rows, self._key))
 
     def _aggregated_keys(self, table: pa.Table) -> pa.RecordBatch:
         check_no_null_key(self._component_id, self._key, table)
@@ -339,15 +337,6 @@ class Fold(Combiner):
 
     def _merged_keys(self, table: pa.Table) -> pa.RecordBatch:
         return self._grouped(table, {name: name for name in self._aggregates}, partial=True)
-
-    def _halves(self, table: pa.Table) -> tuple[pa.Table, pa.Table] | None:
-        """The rows of one half of the keys, and of the other; None for a single key."""
-        hashes = hash_rows([table.column(name).combine_chunks() for name in self._key])
-        different = np.unique(hashes)
-        if len(different) < 2:
-            return None
-        is_first = hashes < different[len(different) // 2]
-        return table.filter(pa.array(is_first)), table.filter(pa.array(~is_first))
 
     def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
         """Make one row per key. ``columns``: aggregate -> the column that it folds. The aggregate

@@ -26,7 +26,8 @@ RECORD_BYTES = 256
 
 
 class Received(NamedTuple):
-    """What a consumer has received so far. ``record_bytes``: of its records, decompressed."""
+    """The bytes that a consumer has received so far. ``record_bytes``: of its records,
+    decompressed."""
 
     bytes: int = 0
     record_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What was late for the committers of a copy of a topology."""
+"""Observes which rows were late for the committers of a copy of a topology."""
 
 from __future__ import annotations
 

@@ -572,21 +572,18 @@ class Stream:
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
-        on = self._time(call, on)
-        check_time(call, on, self.schema)
+        at = self._event_time(call, on)
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         steps = self._pipeline.stateful_steps(call)
-        bolt = self._bolt(call, lambda: steps.first_rows(name, keys, on, within))
-        watermarks = self._pipeline.watermarks(call, name, self._node, on=on, bounds=bounds)
+        bolt = self._bolt(call, lambda: steps.first_rows(name, keys, at, within))
         return self._placed(
             call,
             bolt,
             name,
             FieldsGrouping(Fields(*keys)),
             parallelism=parallelism,
-            watermarks=watermarks,
-            hidden=frozenset(hidden_of([on])),
             passes_on=True,
+            **self._by_time(call, name, at, bounds),
         )
 
     def join(
@@ -998,6 +995,17 @@ class Stream:
             return TIMESTAMP
         check_names(call, [on], self.schema)
         return on
+
+    def _event_time(self, call: Call, on: str | None) -> str:
+        """The column of the time, which has a type of times."""
+        on = self._time(call, on)
+        check_time(call, on, self.schema)
+        return on
+
+    def _by_time(self, call: Call, name: str, on: str, bounds: WatermarkBounds) -> Mapping[str, Any]:
+        """The options of a ``Placed`` of this name that goes by a time. Places its watermarks."""
+        watermarks = self._pipeline.watermarks(call, name, self._node, on=on, bounds=bounds)
+        return {"watermarks": watermarks, "hidden": frozenset(hidden_of([on]))}
 
     def _placed(
         self,

@@ -124,22 +124,20 @@ class Grouped:
         ``advance_when_idle``: as of ``window``. ``name``: the id, which the state follows."""
         stream, key = self._stream, self._key
         call = called("process", getattr(kind, "__name__", kind), **without_none(on=on, name=name))
-        on = stream._time(call, on)
-        check_time(call, on, stream.schema)
+        at = stream._event_time(call, on)
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         if not isinstance(output, Fields) or not output.names or output.schema() is None:
             raise call.mistake("say which columns it emits, and their types, as in output=Fields(order=str, cents=int)")
         check_new_names(call, output.names)
         steps = stream._pipeline.stateful_steps(call)
-        bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=on, output=output))
+        bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=at, output=output))
         return stream._placed(
             call,
             bolt,
             name,
             FieldsGrouping(Fields(*key)),
             parallelism=parallelism,
-            watermarks=stream._pipeline.watermarks(call, name, stream._node, on=on, bounds=bounds),
-            hidden=frozenset(hidden_of([on])),
+            **stream._by_time(call, name, at, bounds),
         )
 
 
@@ -244,13 +242,12 @@ class AggregatesTable(Table):
         ``window``."""
         call = called("expire", after, **without_none(on=on))
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
-        on = self._stream._time(call, on)
-        check_time(call, on, self._stream.schema)
+        at = self._stream._event_time(call, on)
         try:
             micros_above_0(after, "the time after which a row expires")
         except ConfigError as error:
             raise call.mistake(error) from None
-        return ExpiringTable(self._stream, self._key, self._aggregates, on=on, after=after, bounds=bounds)
+        return ExpiringTable(self._stream, self._key, self._aggregates, on=at, after=after, bounds=bounds)
 
     def when_closed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each window once, when the watermark passes its end: the key, ``window_start``,
@@ -382,11 +379,7 @@ class ExpiringTable(Table):
         return tuple(dict.fromkeys([*_used(self._key, self._aggregates), self._on]))
 
     def _by_time(self, call: Call, name: str) -> Mapping[str, Any]:
-        node, pipeline = self._stream._node, self._stream._pipeline
-        return {
-            "hidden": frozenset(hidden_of([self._on])),
-            "watermarks": pipeline.watermarks(call, name, node, on=self._on, bounds=self._bounds),
-        }
+        return self._stream._by_time(call, name, self._on, self._bounds)
 
 
 def _used(key: Sequence[str], aggregates: Mapping[str, Any]) -> tuple[str, ...]:

@@ -493,12 +493,13 @@ def _policies(topology: Topology) -> dict[str, str]:
 def _trying_writes(topology: Topology) -> frozenset[str]:
     """The committers that can try their writes. Those below other committers get their rows too
     late for that."""
-    committers = {each.id for each in topology.components if isinstance(each.instance, Committer)}
-    bolts: dict[str, Any] = {each.id: each.instance for each in topology.components}
+    committers: dict[str, Any] = {
+        each.id: each.instance for each in topology.components if isinstance(each.instance, Committer)
+    }
     return frozenset(
-        each
-        for each in committers
-        if bolts[each].may_try_writes() and committers.isdisjoint(above.id for above in upstream_of(topology, each))
+        name
+        for name, bolt in committers.items()
+        if bolt.may_try_writes() and committers.keys().isdisjoint(above.id for above in upstream_of(topology, name))
     )
 
 

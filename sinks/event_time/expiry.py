@@ -16,8 +16,8 @@ from framework.topology import Fields, Input, OutputFieldsDeclarer
 from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_folder
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
-from sinks.folds_by_part import FoldsByPart
 from sinks.keyed_committer import one_stream
+from sinks.pane_aggregation import PaneFolds
 from sinks.states import MapState
 
 _EXPIRES = "expires_at"
@@ -72,7 +72,7 @@ class ExpiringCommitter(WatermarkedCommitter):
             raise TopologyError(f"ExpiringCommitter: the key has a field {_EXPIRES!r}, as the state has: rename it")
         self.aggregates = expanded_aggregates(type(self).__name__, aggregates, {*self.key, _EXPIRES})
         self._output: Fields | None = None
-        self._folds: FoldsByPart | None = None
+        self._folds: PaneFolds | None = None
         self._batches: list[pa.RecordBatch] = []
 
     # --- on the driver ----------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class ExpiringCommitter(WatermarkedCommitter):
         types = {name: source.fields.type_of(name) for name in self.key}
         totals = output_types(self.aggregates, source.fields)
         self._output = Fields.of({**types, **totals})
-        self._folds = FoldsByPart(self._component_id, self.key, self.aggregates, self._output)
+        self._folds = PaneFolds(self._component_id, self.key, self.aggregates, self._output)
         self.state.bind(Fields.of(types), Fields.of({_EXPIRES: pa.int64(), **totals}))
         self.state.backend.order_by(_EXPIRES)
 
@@ -124,7 +124,7 @@ class ExpiringCommitter(WatermarkedCommitter):
             self.state.delete([key for key, _ in page if key not in changed.live])
             self.state.write()
 
-    def _expire(self, rows: Iterable[Value], folds: FoldsByPart, fields: Fields) -> None:
+    def _expire(self, rows: Iterable[Value], folds: PaneFolds, fields: Fields) -> None:
         for batch in folds.sent(rows, fields, self._on_refused):
             self._collector.emit_arrow(batch, EXPIRED_STREAM)
 
@@ -139,7 +139,7 @@ class ExpiringCommitter(WatermarkedCommitter):
             if batch.num_rows:
                 yield batch
 
-    def _changed(self, batches: Sequence[pa.RecordBatch], watermark: int, folds: FoldsByPart) -> _Changed:
+    def _changed(self, batches: Sequence[pa.RecordBatch], watermark: int, folds: PaneFolds) -> _Changed:
         if not batches:
             return _Changed({}, [], frozenset())
         rows = pa.Table.from_batches(batches)

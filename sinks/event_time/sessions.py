@@ -117,8 +117,8 @@ class SessionCommitter(AggregatingCommitter):
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
 
     def _taken(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
-        """What the transaction's records change, without the keys whose sums leave their type if
-        they may be left out; otherwise raises ``BadRecordError``."""
+        """Take the transaction's records, without the keys whose sums leave their type if they may
+        be left out; otherwise raises ``BadRecordError``."""
         if self._on_refused is None:
             return self._changed(folded, watermark)
         by_key: dict[Key, dict[Key, Folded]] = {}
@@ -133,10 +133,11 @@ class SessionCommitter(AggregatingCommitter):
             return taken
 
         parts = list(accepted(list(by_key.values()), take, self._on_refused))
-        return parts[0] if len(kept) == len(folded) and len(parts) == 1 else self._changed(kept, watermark)
+        return parts[0] if len(parts) == 1 else self._changed(kept, watermark)
 
     def _changed(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
-        """What these records change. Raises ``BadRecordError`` for a sum that leaves its type."""
+        """Merge these records with the panes of the state, without a write. Raises
+        ``BadRecordError`` for a sum that leaves its type."""
         own, late, records = _Read(self.state, {}), [], 0
         came = self._merged(own, folded)
         for run in self._behind(own, came, watermark):
@@ -337,9 +338,9 @@ class _Read:
 
 
 class _Taken(NamedTuple):
-    """What the records of a transaction change. ``own``: the panes that were read. ``came``: those
-    with records. ``marks``: those of large sums. ``late``: sessions that have ended before, of
-    ``records`` records."""
+    """The changes by the records of a transaction. ``own``: the panes that were read. ``came``:
+    those with records. ``marks``: those of large sums. ``late``: sessions that have ended before,
+    of ``records`` records."""
 
     own: _Read
     came: dict[Key, Pane]

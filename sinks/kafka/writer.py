@@ -374,10 +374,14 @@ class Writers:
         """The limits of a topic. Read once while they are used, and again if they were not read
         for ``fresh_for``."""
         key = settings.fingerprint(), topic, "limits"
-        found = self._get(key, lambda: _ReadLimits(limits_of(settings, topic), fresh_for))
+
+        def read() -> _ReadLimits:
+            return _ReadLimits(limits_of(settings, topic), fresh_for)
+
+        found = self._get(key, read)
         if fresh_for not in (None, found.read_for):
             self._kept.forget(key)
-            found = self._get(key, lambda: _ReadLimits(limits_of(settings, topic), fresh_for))
+            found = self._get(key, read)
         return found.limits
 
     def catalog(self, settings: KafkaSettings) -> TopicCatalog:

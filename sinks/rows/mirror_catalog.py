@@ -161,11 +161,11 @@ class Catalog(Members):
             if each.columns is None:
                 continue
             wanted, before = _Entry(each.source, each.key, _shown(each.columns), each.topic), held.get(each.name)
-            table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
             if (each.name, wanted, each.leaves_out) in fit:
                 held[each.name] = wanted
                 continue
             fit.add((each.name, wanted, each.leaves_out))
+            table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
             if before is not None and before[:3] == wanted[:3] and table.keeps_all(connection):
                 continue
             if before is None:

@@ -22,7 +22,7 @@ from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Colu
 from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns, WriteRows
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
-from sinks.sql.postgres_row_by_row import NUMBER, ROWS_TABLE, RowByRow, allows_blocks
+from sinks.sql.postgres_plpgsql_row_loop import NUMBER, ROWS_TABLE, RowByRow, allows_blocks
 from sinks.sql.postgres_table_base import PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul
 from sinks.sql.schema import qualified
@@ -242,15 +242,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             return
         own = [each for each in (ACTION, POSITION) if each in rows.column_names]
         kinds = {name: held.kinds[name] for name in names} | dict.fromkeys(own, self.dialect.integer)
-        if singly:
-            given = connection.given({self._q(name): kind for name, kind in kinds.items()})
-        else:
-            selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
-            given = f"SELECT {selected}"
+        given, arrays = self._given(connection, kinds, rows)
         if changes.sequence is not None:
             given = f"SELECT * FROM ({given}) AS {_GIVEN} WHERE NOT ({' OR '.join(self._newer(_GIVEN))})"
-        columns = [] if singly else [_readable(rows.column(name)).cast(pa.string()) for name in kinds]
-        arrays = [array_of(each.to_pylist()) for each in columns]
         is_grouped = singly or isinstance(connection, StatementGroup)
         with nullcontext(connection) if is_grouped else StatementGroup(connection) as group:
             if pc.all(pc.equal(rows.column(ACTION), UPSERT)).as_py():
@@ -259,6 +253,14 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             else:
                 self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
                 self._keep_deletions(_Given(group, given, arrays), _GIVEN, rows.column_names, txid)
+
+    def _given(self, connection: Any, kinds: Mapping[str, str], rows: pa.Table) -> tuple[str, Sequence[str]]:
+        """The query that selects the rows, as ``kinds``, and its parameters."""
+        if isinstance(connection, _Singly):
+            return connection.given({self._q(name): kind for name, kind in kinds.items()}), ()
+        selected = ", ".join(f"unnest(%s::{kind}[]) AS {self._q(name)}" for name, kind in kinds.items())
+        columns = (_readable(rows.column(name)).cast(pa.string()) for name in kinds)
+        return f"SELECT {selected}", [array_of(each.to_pylist()) for each in columns]
 
     def _sorted(self, connection: Any, rows: pa.Table) -> pa.Table:
         """The rows in the order of their keys, if the table allows any order: then neighbours in

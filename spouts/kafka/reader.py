@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import BatchTooLargeError
-from framework.freed_memory import FreedMemory
+from framework.malloc_trim import FreedMemory
 from framework.topology import (
     DEAD_LETTER_STREAM,
     DEFAULT_STREAM,

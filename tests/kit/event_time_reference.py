@@ -56,8 +56,8 @@ class Reference:
         self.ahead: list[Record] = []
 
     def after(self, records: Sequence[Record], planned_at: int, *, behind: bool, begun: Collection[int] = ()) -> Sent:
-        """What the next transaction sends. ``begun``: the partitions that no transaction has read
-        to their end so far."""
+        """The rows that the next transaction sends. ``begun``: the partitions that no transaction
+        has read to their end so far."""
         before = self.watermark if self.watermark is not None else -(10**9)
         now = self._time(records, planned_at, behind, begun)
         sent: Sent = {"watermark": Counter([us(now) if self.watermark is not None else NEVER])}

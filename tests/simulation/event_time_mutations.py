@@ -1,4 +1,4 @@
-"""What the simulator of event time must catch: each mutation takes one rule of C43 or C44 out."""
+"""Mutations that the simulator of event time must catch: each takes one rule of C43 or C44 out."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from framework.clients.kafka_stall_detection import NOTHING, REPORT_EVERY_MS, Received, is_silent
 
-#: What the first consumer fetches in one response.
+#: The first consumer fetches so much in one response.
 FIRST_FETCH_BYTES = 8 << 10
 #: About how many bytes the fetches of all queues together are to become, and those of one queue at
 #: least and at most.

@@ -55,7 +55,7 @@ QUIET_S = 0.5
 #: How often one read repositions a partition whose consumer turns out to have another position.
 PLACED_AGAIN_MAX = 5
 _POLL_S = 0.05
-#: What is expected of a record's size before one was read.
+#: The size that a record is expected to have before one was read.
 _FIRST_RECORD_BYTES = 16 << 10
 #: A consumer's errors for an offset that is not in the log, or is in another log.
 NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})

@@ -61,16 +61,22 @@ class Short(ArrowBolt):
         declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
 
 
-def topology(sink: Bolt, *between: tuple[str, Bolt], policy: Any = "skip", rows: Any = None, take: int = 1) -> Topology:
-    given = {0: rows if rows is not None else [*FIRST, *CLOSING]}
-    spout = OpaqueMemoryTransactionalSpout(given, ROW, take, on_bad_record=policy)
-    builder = TransactionalTopologyBuilder("due", "orders", spout)
+def by_minute(name: str, spout: Any) -> TransactionalTopologyBuilder:
+    """The orders of each shop and minute, sent by ``windows`` when the watermark passes."""
+    builder = TransactionalTopologyBuilder(name, "orders", spout)
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
     windows = WindowedCommitter(
         OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
     )
     builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    return builder
+
+
+def topology(sink: Bolt, *between: tuple[str, Bolt], policy: Any = "skip", rows: Any = None, take: int = 1) -> Topology:
+    given = {0: rows if rows is not None else [*FIRST, *CLOSING]}
+    spout = OpaqueMemoryTransactionalSpout(given, ROW, take, on_bad_record=policy)
+    builder = by_minute("due", spout)
     above = "windows"
     for name, bolt in between:
         builder.set_bolt(name, bolt).global_grouping(above)
@@ -254,7 +260,7 @@ def test_sums_of_count_windows_beyond_their_type_lose_their_key(step: int) -> No
 
 @pytest.mark.parametrize(("late", "kept"), [("0 s", {"a": (HUGE, 1), "late": (HUGE, 1)}), ("10 min", {})])
 def test_sums_of_sessions_of_windows_beyond_their_type_lose_their_key(late: str, kept: Any) -> None:
-    """Whether the windows of a session close together or not. What came before stays."""
+    """Whether the windows of a session close together or not. Windows from before stay."""
     rows = [["a", 1, HUGE], ["b", 2, 1], ["a", 61, HUGE], ["b", 62, 2], ["z", 1_000, 1], ["late", 1_001, HUGE]]
     rows += [["z", 1_080, 1], ["late", 1_085, HUGE], ["b", 1_086, 3], ["z", 1_300, 1], ["z", 9_000, 1]]
     rows += [["z", 20_000, 1], ["z", 40_000, 1]]
@@ -270,13 +276,7 @@ def test_windows_beside_records_are_left_out_of_a_bolt(policy: Any) -> None:
     """A component that takes both, as below a merge, still leaves out records that it refuses."""
     rows = [*FIRST, *CLOSING]
     spout = OpaqueMemoryTransactionalSpout({0: rows}, ROW, 1, on_bad_record=policy)
-    builder = TransactionalTopologyBuilder("merged", "orders", spout)
-    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    windows = WindowedCommitter(
-        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
-    )
-    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder = by_minute("merged", spout)
     builder.set_bolt("plain", OnlyShort()).global_grouping("orders")
     builder.set_bolt("short", Short()).global_grouping("windows").global_grouping("plain")
     totals = StateCommitter(OpaqueMapState(MemoryBackend()), ["shop"], {"orders": Sum("orders")})
@@ -298,13 +298,7 @@ def test_windows_beside_records_are_left_out_of_a_bolt(policy: Any) -> None:
 def test_windows_beside_records_are_left_out_of_a_table(made: Database) -> None:
     """Only the database refuses them. A record that it refuses is a bad record as ever."""
     spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("merged", "orders", spout)
-    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    windows = WindowedCommitter(
-        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
-    )
-    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder = by_minute("merged", spout)
     builder.set_bolt("closed", Counted()).global_grouping("windows")
     builder.set_bolt("plain", OnlyShort("refused too")).global_grouping("orders")
     sink = builder.set_bolt("sink", AppendCommitter(made.table("appended"), ["shop", "orders"]))
@@ -385,13 +379,7 @@ class _Alarms(TimerCommitter):
 )
 def test_rows_without_a_key_or_a_time_are_left_out_of_a_committer_below(name: str, field: str) -> None:
     spout = OpaqueMemoryTransactionalSpout({0: [*FIRST, *CLOSING]}, ROW, 1, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("due", "orders", spout)
-    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    windows = WindowedCommitter(
-        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
-    )
-    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder = by_minute("due", spout)
     builder.set_bolt("unnamed", Unnamed(field)).global_grouping("windows")
     below = builder.set_bolt("below", committer(name)).global_grouping("unnamed")
     takes_times = name not in ("count windows", "totals")
@@ -476,13 +464,7 @@ def test_windows_that_are_joined_with_a_table_are_left_out(made: Database) -> No
     """The records of the table are in no row of their own."""
     given = {0: [*FIRST, *CLOSING]}
     spout = OpaqueMemoryTransactionalSpout(given, ROW, 1, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("enriched", "orders", spout)
-    watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    windows = WindowedCommitter(
-        OpaqueMapState(MemoryBackend()), tumbling(MINUTE), on="at", key=["shop"], aggregates={"orders": Count()}
-    )
-    builder.set_bolt("windows", windows).global_grouping("orders").all_grouping("watermark")
+    builder = by_minute("enriched", spout)
     builder.set_bolt("shops", Renamed("opened_at")).global_grouping("orders")
     joined = TableJoiningCommitter(OpaqueMapState(MemoryBackend()), key=["shop"], table="opened_at")
     builder.set_bolt("joined", joined).global_grouping("windows").global_grouping("shops")

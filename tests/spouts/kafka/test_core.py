@@ -226,22 +226,33 @@ def test_a_record_that_fails_too_often_becomes_a_dead_letter_or_is_dropped(
         assert f"{name}/0, offset 1: given up after its retries" in str(run.driver.status().last_error)
 
 
-@pytest.mark.behaviour("4.9")
-def test_a_record_that_always_fails_holds_back_only_its_own_partition(topics: Topics, name: str) -> None:
+def read_beside_a_stuck_record(topics: Topics, name: str, behind: list[bytes], *, uncommitted_max: int) -> None:
+    """A record of partition 0 always fails, with others ``behind`` it, until 300 of partition 1 are
+    executed, and 20 rounds longer."""
     topics.create(name, 2)
-    topics.send(name, [b"stuck", *(b"%d" % n for n in range(500))], 0)
+    topics.send(name, [b"stuck", *behind], 0)
     topics.send(name, [b"other"] * 300, 1)
 
     def all_but_one(bolt: Any, tup: Tuple, collector: Any) -> None:
         (collector.fail if tup[0] == "stuck" else collector.ack)(tup)
 
     spout = KafkaSpout(
-        [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, uncommitted_max=100
+        [name],
+        bootstrap_servers=topics.bootstrap_servers,
+        codec=TextCodec(),
+        group=name,
+        uncommitted_max=uncommitted_max,
     )
     run = stepped(spout, Rich(name, all_but_one))
     until(run, lambda: words(seen(name).executed).count("other") == 300)
     run.step(20)
     run.rounds.close()
+
+
+@pytest.mark.behaviour("4.9")
+def test_a_record_that_always_fails_holds_back_only_its_own_partition(topics: Topics, name: str) -> None:
+    behind = [b"%d" % n for n in range(500)]
+    read_beside_a_stuck_record(topics, name, behind, uncommitted_max=100)
     assert len({word for word in words(seen(name).executed) if word.isdigit()}) == 99
     assert committed(topics, name, name, 2) == [0, 300]
 
@@ -261,20 +272,8 @@ def test_records_that_wait_for_a_record_that_fails_are_bounded_in_bytes(
         buffered.append(sum(each.buffered_bytes for each in task._partitions.values()))
 
     monkeypatch.setattr(CoreTask, "_read", noting)
-    topics.create(name, 2)
-    topics.send(name, [b"stuck", *(b"%d" % (n % 10) * size for n in range(1_000))], 0)
-    topics.send(name, [b"other"] * 300, 1)
-
-    def all_but_one(bolt: Any, tup: Tuple, collector: Any) -> None:
-        (collector.fail if tup[0] == "stuck" else collector.ack)(tup)
-
-    spout = KafkaSpout(
-        [name], bootstrap_servers=topics.bootstrap_servers, codec=TextCodec(), group=name, uncommitted_max=5
-    )
-    run = stepped(spout, Rich(name, all_but_one))
-    until(run, lambda: words(seen(name).executed).count("other") == 300)
-    run.step(20)
-    run.rounds.close()
+    behind = [b"%d" % (n % 10) * size for n in range(1_000)]
+    read_beside_a_stuck_record(topics, name, behind, uncommitted_max=5)
     assert most <= max(buffered) < most + 2 * 10 * size
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from framework import freed_memory
-from framework.freed_memory import LARGE_BYTES, LARGE_ROW_BYTES, FreedMemory
+from framework import malloc_trim
+from framework.malloc_trim import LARGE_BYTES, LARGE_ROW_BYTES, FreedMemory
 
 
 @pytest.fixture
 def returned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
-    monkeypatch.setattr(freed_memory, "_malloc_trim", lambda: found.append)
+    monkeypatch.setattr(malloc_trim, "_malloc_trim", lambda: found.append)
     return found
 
 
@@ -30,7 +30,7 @@ def test_memory_is_returned_once_after_large_rows(returned: list[int]) -> None:
 
 
 def test_a_libc_that_cannot_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freed_memory, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(malloc_trim, "_malloc_trim", lambda: None)
     freed = FreedMemory()
     freed.note(1, LARGE_BYTES + 1)
     freed.return_much()

@@ -1,4 +1,4 @@
-"""Folds of the records of a transaction, in parts per key, and columns of their results."""
+"""Aggregates the records of a transaction in panes of each key, and makes columns of results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from sinks.state_committer import Fold
 _AT_PART = "@part"
 
 
-class FoldsByPart:
-    """``key``: the names of its fields. ``results``: those of the key and of the aggregates, with
+class PaneFolds:
+    """Folds records by key and pane, a part of the key's records that the caller names by a number.
+    ``key``: the names of its fields. ``results``: those of the key and of the aggregates, with
     their types."""
 
     def __init__(
