@@ -28,11 +28,11 @@ class EventClock:
 
     * ``watermark``: no record that is on time is older.
     * ``planned_at``: when the transaction was planned.
-    * ``elapsed``: grows by the time between the plans. It never goes back, as the clock of another
-      leader may, and stands still while a partition has unplanned records: during that time, no
-      partition becomes idle.
-    * ``timeless``: partition -> the elapsed time since which it has been read, and had no record
-      with an event time."""
+    * ``elapsed``: the sum of the times between plans. It never goes back, even if the clock of
+      another leader is behind, and does not advance while a partition has unplanned records, so
+      that no partition becomes idle then.
+    * ``timeless``: partition -> the elapsed time at which its first record was planned, if no
+      record of it had an event time so far."""
 
     watermark: int = NEVER
     planned_at: int = NEVER

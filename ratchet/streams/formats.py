@@ -191,7 +191,7 @@ def Csv(*, delimiter: str = ",", quote: str = '"', null: str = "", **types: Fiel
 
 
 class CloudEvents(Whole):
-    """CloudEvents around data of a format of its own. ``options``: of
+    """CloudEvents whose data is encoded in the format ``data``. ``options``: those of
     ``spouts.CloudEventsCodec``."""
 
     def __init__(self, data: Format | Codec, **options: Any) -> None:
