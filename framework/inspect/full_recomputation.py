@@ -59,9 +59,9 @@ class Recomputation:
     """``shadow``: the copy, of ``topology`` or of a part of it, made by ``shadow_of``. ``seen`` is
     called after each batch. ``archive``: the table of records, where the topology has one.
     ``watcher``: observes the tasks of the copy. Used by one thread, as a context manager, which
-    closes the states of the copy.
-    ``txid``: up to where it has come. ``is_recorded``: whether all batches so far were the recorded
-    ones. ``records``: how many were read; those of a spout that does not count are missing."""
+    closes the states of the copy. ``txid``: the last recomputed transaction. ``is_recorded``:
+    whether all batches so far were the recorded ones. ``records``: the number of records read,
+    without those of a spout that does not count."""
 
     def __init__(
         self,

@@ -60,9 +60,9 @@ class EventClock:
           watermark; None: it always does.
         * ``unread``: a partition has records, none of which was ever read.
         * ``behind``: the transaction reads nothing from a partition that has records.
-        * ``begun``: the partitions that have been read, but not to their end so far. While such a
-          partition had no event time, its next record may be as old as any. So it delays the
-          watermark, until it is idle: ``idle_after`` counts from its first records.
+        * ``begun``: the partitions that have been read, but not to their end so far. Until such a
+          partition has had an event time, its next record may have any time. So the partition
+          delays the watermark, until it is idle: ``idle_after`` counts from its first records.
         * ``advance_when_idle``: while all partitions are idle, event time advances with the elapsed
           time.
 

@@ -55,8 +55,8 @@ class Reading(ABC):
 
     def tombstones(self, source: str) -> Columns:
         """The columns in which a tombstone of a source has values, if the rows have the record's
-        key, and tombstones have rows. The source then gives the column ``TOMBSTONE`` where it
-        is among those used."""
+        key, and tombstones have rows. The source then gives the column ``TOMBSTONE`` if it is among
+        those used."""
         return frozenset()
 
     def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
@@ -135,7 +135,7 @@ class StatefulSteps(ABC):
     @abstractmethod
     def count_windows(self, name: str, windows: CountWindow, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         """The committer that sends each window of a number of rows, in the transaction of its last
-        one."""
+        row."""
 
     @abstractmethod
     def timers(self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields) -> Bolt:
@@ -170,7 +170,7 @@ class Target(ABC):
 
     #: A name for the sink where the user gives none.
     name: str
-    #: The mistake of a place that can be tested, and not run.
+    #: The mistake of a place that can be tested, but not run.
     lacks: TopologyError | None = None
 
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:

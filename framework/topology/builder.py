@@ -75,7 +75,7 @@ class Topology(Graph):
             undoes = all(state.can_undo for state in each.states) if each.states else bolt.can_undo
             merges = type(bolt).combiner is not Bolt.combiner  # the rows depend on the layout
             of_tasks = any(isinstance(sub.grouping, (AllGrouping, DirectGrouping)) for sub in each.subscriptions)
-            # A committer emits in the commit phase. Every spout reads a batch again as it was.
+            # A committer emits in the commit phase. Every spout replays the same batch.
             differ = any(
                 above.committer or not (_is_deterministic(above) or above.id == self.spout.id)
                 for above in upstream_of(self, each.id)
@@ -119,7 +119,7 @@ class Topology(Graph):
         ]
 
     def steps(self) -> list[str]:
-        """The bolts that may come and go while a state exists."""
+        """The bolts that may be added and removed while a state exists."""
         return [
             each.id for each in self.components if isinstance(each.instance, Bolt) and each.instance.may_come_and_go
         ]
