@@ -10,7 +10,7 @@ from integration.server import Server, exchange
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
 USER = "postgres"
-#: The users that may connect. initdb makes a server that nobody can connect to.
+#: The users that may connect. ``initdb`` makes a server without such users.
 _ACCESS = """host all all 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 scram-sha-256
 """
@@ -96,8 +96,8 @@ class PostgresServer(PostgresEndpoint):
 
 
 class PostgresStandby(PostgresServer):
-    """A hot standby of ``primary``, which may be the address of another way to it (``host:port``).
-    It replicates until ``promote``. ``password``: of the primary, and of the standby."""
+    """A hot standby of ``primary``, a server or an address (``host:port``) that leads to it. It
+    replicates until ``promote``. ``password``: of the primary, and of the standby."""
 
     name = "standby"
 

@@ -37,8 +37,8 @@ _PAUSES_S = (0.5, 2.5)
 _UNUSABLE_S = 60.0
 #: Ids whose values are bad, and digests, that are remembered in a process, for one reader's schema.
 _UNUSABLE_MAX = 20_000
-#: A decoder counts for so many times the size of its schemas, because it takes up to thirty times
-#: as much memory.
+#: The factor by which the size of its schemas counts for a decoder, because a decoder takes up to
+#: thirty times that memory.
 _DECODER_WEIGHT = 4
 #: Schemas that one schema refers to, also by way of others.
 _REFERENCES_MAX, _REFERENCES_DEEP_MAX = 256, 64
@@ -238,9 +238,9 @@ class _Writers:
         return cls._all.get(key, lambda: cls(codec))
 
     def decoders(self, schema_ids: Iterable[int | None]) -> Iterator[tuple[int | None, Decoder | str]]:
-        """A decoder for each id, or the reason why its values are bad. Waits seconds, at most, for
-        ids that the registry does not know yet; however many they are, they wait together. Use each
-        decoder at once: together they may be larger than what is kept of them."""
+        """A decoder for each id, or the reason why its values are bad. Waits up to three seconds
+        for all ids together that the registry does not know yet. Use each decoder immediately,
+        because all of them may be larger than the cache."""
         open_ids = []
         for each in schema_ids:
             if each is None:
@@ -297,7 +297,7 @@ class _Writers:
         return decoder
 
     def _new_decoder(self, schema_id: int) -> tuple[Decoder, int]:
-        """A decoder, and what it counts for."""
+        """A decoder, and the bytes that it counts for."""
         found = self._registry.schema(schema_id)
         references = dict(references_of(self._registry, found))
         self._digests[schema_id] = _digest(found, references)
