@@ -352,8 +352,8 @@ def check(job: Job) -> None:
 
 
 def _check_folder(address: str) -> None:
-    """Refuse keys of object stores in the address, because their clients take the keys from
-    elsewhere."""
+    """Raise ``ConfigError`` for a password in the address of a folder, because the clients of
+    object stores take their keys from elsewhere."""
     if re.search(r"://[^/@]*:.*@", address):
         raise ConfigError("--into: a folder takes no password: give it to the object store's client in the environment")
     _check_query(address)

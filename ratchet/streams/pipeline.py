@@ -445,8 +445,8 @@ def _rows_of(sources: Iterable[str]) -> str:
 
 
 def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None:
-    """Raise ``TopologyError`` for a value that Arrow would convert: a time to a number, a fraction
-    to an integer, or a number to text."""
+    """Raise ``TopologyError`` for values that Arrow would convert: a number in a column of times, a
+    fraction in a column of integers, and text in a column of numbers."""
     for name, value in row.items():
         if name not in schema.names or isinstance(value, bool):
             continue
