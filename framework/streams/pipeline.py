@@ -113,8 +113,8 @@ class Pipeline(TopologyMaker):
     # --- pace -------------------------------------------------------------------------------------
 
     def every(self, interval: Duration) -> Self:
-        """Commit once in so long, as of ``topology.commit.interval``. What is configured, or set by
-        ``ratchet set``, wins."""
+        """Commit once in this interval, as with ``topology.commit.interval``. The configuration and
+        ``ratchet set`` take precedence."""
         call = called("every", interval)
         try:
             self._settings["topology.commit.interval"] = micros_above_0(interval, "the interval") / 1_000_000
@@ -123,8 +123,8 @@ class Pipeline(TopologyMaker):
         return self
 
     def at_most(self, records: float, *, per: Duration = "1 s") -> Self:
-        """Read at most so many records in so long, as of ``topology.rate.records.per.second``. What
-        is configured, or set by ``ratchet set``, wins."""
+        """Read at most ``records`` in each ``per``, as with ``topology.rate.records.per.second``.
+        The configuration and ``ratchet set`` take precedence."""
         call = called("at_most", records, per=per)
         try:
             seconds = micros_above_0(f"1 {per}" if isinstance(per, str) and per.isalpha() else per, "per") / 1_000_000

@@ -82,8 +82,8 @@ class EarlyFilter:
     condition: pl.Expr
 
     def kept(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Whether any component takes each row; None: all may be taken. A value that the condition
-        refuses is found again where the steps run, which tell whose it is."""
+        """Whether any component takes each row; None: all may be taken. The steps find a value that
+        the condition refuses again, and name its record."""
         try:
             with refusing():
                 found = frame_of(batch).select(self.condition.alias("kept")).get_column("kept")
@@ -160,8 +160,8 @@ class StatefulSteps(ABC):
         self, name: str, key: Sequence[str], table: str, sequence_by: str | None, *, deleted: str | None, how: JoinHow
     ) -> Bolt:
         """The committer that joins each row with the newest one of the other side, which has the
-        column ``table``, in its transaction. ``deleted``: the column that says that there is none
-        any more."""
+        column ``table``, in its transaction. ``deleted``: the column that is true if the row was
+        deleted."""
 
 
 class Target(ABC):

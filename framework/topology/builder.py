@@ -96,8 +96,9 @@ class Topology(Graph):
         return found
 
     def skips_replays(self) -> list[str]:
-        """What is right only if a replayed batch is the same batch (C5, C11): transactional states,
-        and committers whose tasks commit one by one. Empty with ``at_least_once``."""
+        """The components that are right only if a replayed batch is the same batch (C5, C11): those
+        with transactional states, and committers whose tasks commit one by one. Empty with
+        ``at_least_once``."""
         if self.at_least_once:
             return []
         found = []

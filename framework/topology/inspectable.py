@@ -144,8 +144,8 @@ class InspectableState(FencedState):
         Calls ``differs`` for each difference. Returns the number of keys compared."""
 
     def doubts(self, differences: Sequence[Difference]) -> str:
-        """Why some of these differences may come from somebody else who changes the rows as they
-        are written, in a few words; empty: none does."""
+        """The reason, in a few words, why other code may have caused some of these differences by
+        changing rows as they are written; empty if there is none."""
         return ""
 
 

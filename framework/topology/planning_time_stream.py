@@ -1,8 +1,8 @@
 """The clock stream of a partitioned spout: the planning time of each batch, as a tuple of the
 batch.
 
-A topology that goes by event time needs a clock that a replay does not change. So the planning time
-is a part of the plan: an entry of a pseudo-partition, which the reader turns into one tuple on the
+A topology that uses event time needs a clock that a replay does not change. So the planning time is
+a part of the plan: an entry of a pseudo-partition, which the reader turns into one tuple on the
 stream ``CLOCK_STREAM``. The builder adds the stream to its spout if a bolt subscribes to it.
 """
 

@@ -1,4 +1,4 @@
-"""The base of committers that go by the watermark of a ``WatermarkCommitter``."""
+"""The base of committers that use the watermark of a ``WatermarkCommitter``."""
 
 from __future__ import annotations
 

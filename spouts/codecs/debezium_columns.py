@@ -318,8 +318,8 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 def _converter(column: Described, declared: pa.DataType, settings: SourceSettings) -> Convert:
-    """What makes a column of values of the declared type, or of one that is cast to it; null where
-    a value is none of it."""
+    """The function that makes a column of values, of the declared type or a type that is cast to
+    it; null for values of another type."""
     types, name, kind = pa.types, column.get("name"), column["type"]
     if name == _DECIMAL:
         scale = _scale(column)

@@ -59,8 +59,8 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
     ``registry``: its address, or a mapping of settings for confluent-kafka's
     ``SchemaRegistryClient`` (``url``, ``basic.auth.user.info``, ``ssl.ca.location`` ...).
     ``writer_subjects``: accept only schemas that the registry has under one of these subjects;
-    None: any. Without it, whoever may register a schema under any subject chooses how the bytes of
-    his records are read.
+    None: any. Without it, any client that may register a schema under any subject chooses how the
+    bytes of his records are read.
 
     A value is a bad record if the registry says, and says again seconds later, that it does not
     have the schema; if it does not fit the codec; or if it is of another subject. If the registry
@@ -93,7 +93,7 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
 
     @abstractmethod
     def reader_key(self) -> str:
-        """What tells this codec from others of its kind."""
+        """A text that distinguishes this codec from others of its kind."""
 
     @abstractmethod
     def tombstones(self) -> Decoder:

@@ -97,7 +97,7 @@ class BatchSizer:
     def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float, *, row_bytes: int = 0) -> None:
         """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes``
         bytes in total, and took ``elapsed_s`` seconds. ``row_bytes``: as in ``ReadCounts``. Larger
-        records than before count at once, smaller ones little by little."""
+        records than before count immediately, smaller records gradually."""
         if planned <= 0:
             return
         allowed = self._records_max()
