@@ -3,11 +3,11 @@
 
 Invariants:
 
-1. A buffer has at most ``MEMORY_BYTES`` of rows in memory, and one record batch more.
+1. A buffer has at most ``MEMORY_BYTES`` of rows, and one more record batch, in memory.
 2. The file has no name. It is in the folder ``TMPDIR``, and disappears with the last object that
    refers to it, also if the process is killed.
-3. Rows come out of a buffer in their order, as they were put in, however often they are read.
-4. Rows that wait in a file are pickled as they are there: encoded, and compressed.
+3. Each read of a buffer returns its rows unchanged, in the order in which they were appended.
+4. Rows that wait in a file are pickled in the form of the file: encoded and compressed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMPRESS_FROM_BYTES = 4096
 
 
 class SpillFile:
-    """A file without a name, to which content is appended. ``what`` is in it, for messages."""
+    """A file without a name, to which content is appended. ``what``: its content, for messages."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -100,7 +100,8 @@ class Spill:
         if isinstance(payload, SpilledBatch):
             return payload
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        # Once rows are in the file, a few of a large batch would keep all of it in memory.
+        # Once rows are in the file, a few rows of a large batch would keep the whole batch in
+        # memory.
         if self._file is None and self._bytes + size <= MEMORY_BYTES:
             self._bytes += size
             return payload
@@ -141,7 +142,7 @@ class RowBuffer:
 
     @property
     def is_large(self) -> bool:
-        """Whether the rows are more than may be in memory together."""
+        """Whether the rows exceed the bound for memory."""
         return self.nbytes > MEMORY_BYTES
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The line of the user's file that an operator stands on, and errors that name it."""
+"""The line of the user's file that calls an operator, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ _SHOWN_MAX = 12
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator as the user wrote it: ``filter('cents > 5')``, and where."""
+    """A call of an operator as the user wrote it, such as ``filter('cents > 5')``, and its
+    place."""
 
     text: str
     place: str
 
     def mistake(self, what: object) -> TopologyError:
-        """The error that says what is wrong with this call; one that says so already, as it is."""
+        """The error about this call. An error that already names the call is returned unchanged."""
         said = escaped(" ".join(str(what).removeprefix(f"{self}: ").split()))
         return TopologyError(f"{self}: {said}")
 
     def unknown_column(self, name: str, columns: Iterable[str], more: str = "") -> TopologyError:
-        """The error for a column that is not there. ``more``: what else may be meant."""
+        """The error for a column that does not exist. ``more``: other names that may be meant."""
         return self.mistake(f"there is no column {name!r}{nearest(name, columns)}{more}")
 
     def check_options(self, given: Iterable[str], known: Iterable[str]) -> None:
@@ -56,13 +57,13 @@ class Call:
 
 
 class UnknownNameError(TopologyError, KeyError, AttributeError):
-    """A name that is not in a dictionary of streams, or of rows."""
+    """A dictionary of streams, or of rows, lacks a name."""
 
     __str__ = Exception.__str__  # KeyError's own would quote the message
 
 
 class ByName(dict[str, V]):
-    """A dictionary that says, with the user's line, which names there are."""
+    """A dictionary whose error for a missing name has the user's line and the existing names."""
 
     def __missing__(self, name: object) -> NoReturn:
         call = replace(called(""), text=f"[{name!r}]")
@@ -97,7 +98,7 @@ def without_none(**named: object) -> dict[str, object]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What a message says after an unknown name: the nearest one, and those that there are."""
+    """The end of a message about an unknown name: the nearest name, and the existing names."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     more = f", and {len(names) - _SHOWN_MAX} more" if len(names) > _SHOWN_MAX else ""

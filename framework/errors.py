@@ -63,7 +63,8 @@ def reason_of(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error of any class. Some raise another error when they are asked for it."""
+    """The text of an error of any class, also of a class that raises another error in
+    ``__str__``."""
     try:
         return str(error)
     except Exception as failed:  # noqa: BLE001 - of any class
@@ -81,8 +82,8 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def panics() -> tuple[type[BaseException], ...]:
-    """The classes of the panics of libraries in Rust, such as polars. Each library has a class of
-    its own, which is no ``Exception``, cannot be imported, and is made by its first panic."""
+    """The classes of the panics of libraries in Rust, such as polars. Each library has its own
+    class, which is not an ``Exception``, cannot be imported, and is created by the first panic."""
     return tuple(each for each in BaseException.__subclasses__() if each.__name__ == "PanicException")
 
 

@@ -1,8 +1,8 @@
-"""Returns memory that was freed to the system.
+"""Returns freed memory to the system.
 
-glibc keeps what was freed in its heaps, and large allocations come from there, too, once one of
-them was freed: its threshold for separate mappings rises to 32 MiB. So a process that reads records
-of 1 MB keeps the most that it ever had, and more, since heaps become fragmented (ADR 129).
+glibc keeps freed memory in its heaps. After a large allocation was freed, large allocations come
+from the heaps, too, because the threshold for separate mappings rises to 32 MiB. So a process that
+reads records of 1 MB keeps its peak of memory, and more, because heaps become fragmented (ADR 129).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-#: Freed memory is returned after so many bytes of rows, if each row has so many.
+#: Freed memory is returned after this many bytes of rows, if each row has at least this many.
 LARGE_BYTES, LARGE_ROW_BYTES = 32 << 20, 16 << 10
 
 

@@ -1,4 +1,5 @@
-"""Arguments that an operator or a function does not have, or lacks: mistakes of the user's line."""
+"""Errors for unknown and for missing arguments of an operator or a function, with the user's
+line."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def checks_arguments(kind: C) -> C:
 
 
 def checks_call(function: F) -> F:
-    """A function whose mistakes name the user's line, also arguments that it does not take."""
+    """A function whose errors name the user's line, also for arguments that it does not take."""
     return _naming(function, called)
 
 

@@ -1,4 +1,4 @@
-"""About how many bytes a value takes."""
+"""The approximate size of values in bytes."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class KafkaBroker(Server):
 
     name = "kafka"
     kind = "kafka"
-    #: Settings of every broker; those of one override them.
+    #: Settings of every broker; the settings of a single broker override them.
     common_settings: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -188,7 +188,8 @@ class KafkaBroker(Server):
         arguments = ["format", "-t", self.quorum.cluster_id, "-c", str(config), "--ignore-formatted"]
         for name, password in users.items():
             arguments += ["--add-scram", _scram(name, password)]
-        # Everybody can read a command line. The tool takes its arguments from a file, one a line.
+        # Every user can read a command line, so the tool takes its arguments from a file, one per
+        # line.
         file = self.write("format.arguments", "".join(f"{each}\n" for each in arguments), secret=True)
         command = [*java, "kafka.tools.StorageTool", f"@{file}"]
         self.run_tool(command, f"Kafka's data folder {self.folder / 'data'} cannot be formatted")

@@ -10,8 +10,8 @@ from integration.server_launcher import EMBEDDED
 
 #: If this process is root, this user runs the server.
 USER = "daemon"
-#: Creates the system tables, as ``mariadb-install-db`` does, which needs more packages. Its slow
-#: part is left out: a schema of views. So are the users ``root``, who have no password.
+#: Creates the system tables, as ``mariadb-install-db`` does, which needs more packages. The slow
+#: part, a schema of views, and the users ``root``, who have no password, are left out.
 _BOOTSTRAP = """
 cd /usr/share/mysql
 { printf 'CREATE DATABASE mysql;\\nUSE mysql;\\n'

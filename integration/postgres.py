@@ -10,7 +10,7 @@ from integration.server import Server, exchange
 
 #: PostgreSQL refuses to run as root. If this process is root, this user of the package runs it.
 USER = "postgres"
-#: The users that may connect. initdb makes a server that nobody can connect to.
+#: The users that may connect. With the options for ``initdb``, nobody else may.
 _ACCESS = """host all all 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 scram-sha-256
 """
@@ -96,8 +96,9 @@ class PostgresServer(PostgresEndpoint):
 
 
 class PostgresStandby(PostgresServer):
-    """A hot standby of ``primary``, which may be the address of another way to it (``host:port``).
-    It replicates until ``promote``. ``password``: of the primary, and of the standby."""
+    """A hot standby. ``primary``: the address (``host:port``) of the primary, or of a proxy in
+    front of it. It replicates until ``promote``. ``password``: of the primary, and of the
+    standby."""
 
     name = "standby"
 

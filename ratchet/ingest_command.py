@@ -352,7 +352,8 @@ def check(job: Job) -> None:
 
 
 def _check_folder(address: str) -> None:
-    """The clients of object stores take their keys from elsewhere."""
+    """Raise ``ConfigError`` for a password in the address of a folder, because the clients of
+    object stores take their keys from elsewhere."""
     if re.search(r"://[^/@]*:.*@", address):
         raise ConfigError("--into: a folder takes no password: give it to the object store's client in the environment")
     _check_query(address)
@@ -440,8 +441,8 @@ def _value(job: Job, imports: set[str], others: list[str]) -> str:
 
 
 def _is_argument(name: str) -> bool:
-    """Whether Python passes a keyword argument of this name on as it is: it takes no keyword, and
-    normalizes other letters than those of ASCII."""
+    """Whether Python passes a keyword argument of this name on unchanged: it refuses keywords of
+    the language, and normalizes letters that are not ASCII."""
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
 

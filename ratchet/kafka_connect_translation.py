@@ -1,4 +1,4 @@
-"""What the configuration of a Kafka Connect sink means for ``ratchet ingest --from-connector``."""
+"""Translates the configuration of a Kafka Connect sink, for ``ratchet ingest --from-connector``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TAKEN = re.compile(
 
 
 class Difference(NamedTuple):
-    """What Ratchet does in another way than the connector. ``changes_rows``: rows would differ."""
+    """A difference between Ratchet and the connector. ``changes_rows``: rows would differ."""
 
     setting: str
     text: str
@@ -63,7 +63,7 @@ class Difference(NamedTuple):
 
 
 class Connector(NamedTuple):
-    """A connector's configuration in the words of ``ratchet ingest``. ``into``: the address of the
+    """A connector's configuration as options of ``ratchet ingest``. ``into``: the address of the
     database with its password; None: the connector writes no database. ``group``: the consumer
     group whose offsets say how far the connector has read."""
 

@@ -404,7 +404,7 @@ class Recount(ArrowBolt, Committer):
     def _accepted(
         self, keys: Sequence[Key], tallies: Sequence[dict[str, Any]], on_refused: OnRefused
     ) -> tuple[list[Key], list[dict[str, Any]]]:
-        """Without the keys for which a value is beyond its type: they stay as they were."""
+        """Without the keys with a value beyond its type, which keep their former values."""
         kept: list[tuple[Key, dict[str, Any]]] = []
         for each in zip(keys, tallies, strict=True):
             try:

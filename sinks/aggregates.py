@@ -288,8 +288,8 @@ class Mean(Sum):
 
 
 def results_column(where: str, name: str, values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
-    """Merged partial results as a column. ``where``: what the message begins with. Raises
-    ``BadRecordError`` for one that its type does not hold, such as a sum beyond 64 bits."""
+    """Merged partial results as a column. ``where``: the beginning of the message. Raises
+    ``BadRecordError`` for a result that its type does not hold, such as a sum beyond 64 bits."""
     try:
         return pa.array(values, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -321,7 +321,7 @@ class Reduce(Aggregate):
         return typed(self, input_type)
 
     def fold(self, values: Sequence[Any], *, partial: bool) -> Any:
-        """Combine neighbours, then neighbouring results, and so on: results that grow, such as
+        """Combine neighbours, then neighbouring results, and so on. So growing results, such as
         joined texts, are copied once per level, and not once per value."""
         present = [value for value in values if value is not None]
         while len(present) > 1:

@@ -26,8 +26,8 @@ from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.transactional_table import RowTable
 from sinks.table_committer import TableCommitter
 
-#: The records of one batch and task belong to at most so many partitions of a table: producers may
-#: choose them.
+#: The most partitions of a table to which the records of one batch and task may belong, because
+#: producers may choose them.
 PARTITIONS_MAX = 5_000
 
 
@@ -94,7 +94,7 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
     ) -> None:
         super().prepare(conf, context, collector, batch_id)
         self._partitions = set()
-        # Rows that fall due by time, beside others, and what is called for those that are left out.
+        # Rows that fall due by time, and the function to call for each of them that is left out.
         self._due: RowBuffer | None = None
         self._leave_out_due: OnRefused | None = None
 

@@ -39,8 +39,8 @@ class Table(FencedState):
         in the processing phase, because writes of the commit cannot always be undone."""
 
     def partitions_of(self, rows: pa.RecordBatch) -> set[tuple[str | None, ...]]:
-        """The partitions that these rows belong to; empty if the table has none. Each takes a file
-        per task and batch."""
+        """The partitions that these rows belong to; empty if the table has none. Each partition
+        takes a file per task and batch."""
         return set()
 
     @abstractmethod
@@ -49,4 +49,5 @@ class Table(FencedState):
     ) -> None:
         """Write the rows of one task. Called in the task, in the commit phase, once per attempt.
         The batches may be read several times. ``on_refused``: called for each row that only the
-        store refuses, which is left out; None: such a row raises ``BadRecordError``."""
+        store refuses, and that is therefore left out; None: such a row raises
+        ``BadRecordError``."""

@@ -150,9 +150,9 @@ class MapBackend(StoreIdentity):
     def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
         """The rows that have a value and whose ``column`` is above ``after`` and at most ``upto``,
         in any order, perhaps repeatedly; with ``txid``, also every row of this transaction. Other
-        tasks may write their own rows meanwhile; each other row is returned. They may be many:
-        return them as they are read, page by page. The default scans all rows; a store with an
-        index reads only the due rows."""
+        tasks may write their own rows meanwhile; all other due rows must be returned. There may be
+        many: return them as they are read, page by page. The default scans all rows; a store with
+        an index reads only the due rows."""
         held = self.column(column)
         for key, row in self.scan():
             if row.stamp.txid == txid or (row.value is not None and after < held(key, row.value) <= upto):

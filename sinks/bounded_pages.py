@@ -23,8 +23,8 @@ def pages_of(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def pages_by_bytes(batches: Iterable[pa.RecordBatch], bytes_max: int) -> Iterator[list[pa.RecordBatch]]:
-    """Lists of record batches, in their order. Together, those of a list are at most
-    ``bytes_max``, unless there is only one."""
+    """Lists of record batches, in their order. A list has at most ``bytes_max``, or a single
+    batch."""
     for page, _ in pages_within(batches, sys.maxsize, bytes_max, attrgetter("nbytes")):
         yield page
 
@@ -39,8 +39,8 @@ def slices_of(rows: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
 def pages_within(
     items: Iterable[T], most: int, size_max: int, size_of: Callable[[T], int]
 ) -> Iterator[tuple[list[T], int]]:
-    """Lists of up to ``most`` items, in their order, and the size of each list. Together, the items
-    of a list are at most ``size_max``, unless there is only one."""
+    """Lists of up to ``most`` items, in their order, and the size of each list: at most
+    ``size_max``, unless the list has a single item."""
     page: list[T] = []
     size = 0
     for item in items:

@@ -1,10 +1,10 @@
 """The first or the greatest values of a group as a list.
 
 Two bounds end a list: the number of its values, and their bytes. The value with which the values
-reach ``bytes_max`` is the last. So a list that is shorter and smaller than its bounds has all
-values, and parts can be merged in any grouping: what a part leaves out comes after values that
-already reach a bound. A rule that leaves out the first value that does not fit would not be
-associative, because a later part could have a smaller one.
+reach ``bytes_max`` is the last. So a list within its bounds has all values. Parts can be merged in
+any grouping, because a part leaves out only values after those that reach a bound. To leave out the
+first value that does not fit would not be associative, because a later part could have a smaller
+value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from framework.errors import TopologyError
 from framework.topology.json_values import json_encoder
 from sinks.aggregates import Folded, typed
 
-#: The values of a list end with the one that makes them so large: a producer writes them.
+#: A list ends with the value by which it reaches this size, because producers choose the sizes of
+#: values.
 LIST_BYTES_MAX = 1 << 20
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -75,14 +76,14 @@ class _Listed(Folded):
 
     @abstractmethod
     def _chosen(self, every: Iterable[Any]) -> Iterable[Any]:
-        """``most`` or more of these values in their JSON form, those that count first."""
+        """The first ``most`` of these values, or more, in their JSON form."""
 
 
 @dataclass(frozen=True)
 class Collect(_Listed):
     """The first ``most`` values that are not null, in the order of arrival: JSON text of a list.
     Within a partition this is the order of the offsets. The order between partitions is undefined.
-    ``bytes_max``: the value with which the values reach so many bytes is the last."""
+    ``bytes_max``: the value by which the list reaches this size is the last."""
 
     def _chosen(self, every: Iterable[Any]) -> Iterable[Any]:
         return every
@@ -92,7 +93,7 @@ class Collect(_Listed):
 class Top(_Listed):
     """The ``most`` greatest values that are not null or NaN, the greatest first: JSON text of a
     list, which does not depend on the order of arrival. Text is in the order of code points.
-    ``bytes_max``: the value with which the values reach so many bytes is the last."""
+    ``bytes_max``: the value by which the list reaches this size is the last."""
 
     most: int = 10
 
@@ -104,7 +105,7 @@ class Top(_Listed):
         return any(is_it(input_type) for is_it in kinds)
 
     def _combined(self, present: Sequence[Any], *, partial: bool) -> Any:
-        # NaN has no place among the others, and 0.0 + 0 is that of -0.0, too.
+        # NaN is not ordered, and -0.0 + 0 is 0.0.
         numbers = [each + 0 if isinstance(each, float) else each for each in present if each == each]
         return super()._combined(numbers, partial=partial)
 
@@ -116,10 +117,11 @@ class Top(_Listed):
 
 
 def _in_json(value: Any) -> Any:
-    """The JSON form of a value. An integer is its own; Arrow would take it for ``int64``."""
+    """The JSON form of a value. Integers are unchanged, because Arrow would convert them to
+    ``int64``."""
     return value if type(value) is int else json_encoder(pa.scalar(value).type)(value)
 
 
 def _number_of(value: Any) -> Any:
-    """The number of its JSON form."""
+    """The number that a JSON form stands for."""
     return math.inf if value == "Infinity" else -math.inf if value == "-Infinity" else value

@@ -130,13 +130,13 @@ class DeadLetterTopic(_DeadLetters):
     Key, value and headers are those of the original record. These headers are added:
     ``ratchet.topology``, ``.incarnation``, ``.txid``, ``.topic``, ``.topic_id``, ``.partition``,
     ``.offset``, ``.timestamp_ms``, ``.error``, and ``.attempts``: how often the letter was replayed
-    and refused again. When a letter is replayed or dropped, another record with the header
-    ``ratchet.settled`` says so: it has the coordinates, and no value. All records of a letter are
-    in one partition, so that the broker removes the oldest first.
+    and refused again. When a letter is replayed or dropped, another record is added, with the
+    header ``ratchet.settled``, the coordinates, and no value. All records of a letter are in one
+    partition, so that the broker removes the oldest first.
 
-    If they do not fit into ``message.max.bytes`` of the client and ``max.message.bytes`` of the
-    topic, the largest of value, key and headers are cut. The header ``ratchet.cut`` names them and
-    their sizes; the record itself is at its topic, partition and offset.
+    If a record does not fit into ``message.max.bytes`` of the client and ``max.message.bytes`` of
+    the topic, the largest of value, key and headers are cut. The header ``ratchet.cut`` names them
+    and their sizes; the record itself is at its topic, partition and offset.
 
     Each task writes its part of a batch in one kafka_txn, so consumers with
     ``isolation.level=read_committed`` see each letter once. ``topic`` must exist, and must not be

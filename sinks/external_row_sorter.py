@@ -22,14 +22,14 @@ from framework.value_size import size_of
 from sinks.backend import Key, Row
 from sinks.bounded_pages import pages_of, pages_within
 
-#: The most rows, and about the most bytes, of a page: they are sent, and written by one step of the
+#: The most rows, and about the most bytes, of a page, which is sent and written by one step of the
 #: store.
 PAGE_ROWS = 10_000
 PAGE_BYTES = 16 << 20
 #: The most rows, and about the most bytes, that are sorted in memory.
 SORTED_ROWS = 50_000
 SORTED_BYTES = 64 << 20
-#: Runs of one level that are merged into one of the next level.
+#: Runs of one level that are merged into a run of the next level.
 RUNS_MAX = 64
 #: The most rows, and about the most bytes, of a run that are read back together, and the bytes of
 #: their length before them.
@@ -38,7 +38,7 @@ _CHUNK_BYTES = 256 << 10
 _LENGTH_BYTES = 8
 T = TypeVar("T")
 
-#: The order of a row: from the number by which it is due, and its key.
+#: Computes the order of a row from the number by which the row is due, and its key.
 Order = Callable[[int, Key], tuple[Any, ...]]
 
 
@@ -72,7 +72,7 @@ class DueRows:
         self._rows: list[Due] = []
         self._bytes = 0
         self._file = SpillFile(f"{location}: more rows fall due")
-        #: Where the runs begin and end in the file, by their level: how often they were merged.
+        #: The beginnings and ends of the runs in the file, by level: how often a run was merged.
         self._runs: list[list[tuple[int, int]]] = []
 
     def add(self, due: Due) -> None:
@@ -103,7 +103,7 @@ class DueRows:
         self._runs.append([run])
 
     def _written(self, rows: Iterable[Due]) -> tuple[int, int]:
-        """Append a run of sorted rows to the file. Returns where it is."""
+        """Append a run of sorted rows to the file. Returns its place."""
         start = self._file.end
         for chunk, _ in pages_within(rows, CHUNK_ROWS, _CHUNK_BYTES, attrgetter("size")):
             packed = pickle.dumps([tuple(each) for each in chunk], pickle.HIGHEST_PROTOCOL)
@@ -121,7 +121,7 @@ class DueRows:
 
 
 def _once(rows: Iterable[Due]) -> Iterator[Due]:
-    """The rows without repetitions of a key, which stand next to each other."""
+    """The rows without repetitions of a key, which are adjacent."""
     before: Key | None = None
     for each in rows:
         if each.key != before:
@@ -135,8 +135,8 @@ def merged(
     order: Callable[[T], Any],
     join: Callable[[T, T], T] | None = None,
 ) -> Iterator[list[T]]:
-    """Sorted pages, and the items ``own`` of the transaction itself in their places among them.
-    ``join``: makes one item of an item of a page and an own item of the same place."""
+    """Sorted pages, merged with the items ``own`` of the transaction itself. ``join``: makes one
+    item of an item of a page and an own item of the same place."""
     waiting = deque(sorted(((order(each), each) for each in own), key=itemgetter(0)))
     for page in pages:
         if not page:

@@ -70,7 +70,7 @@ class JoinInputs:
         return (*key, *values, *nulls) if side == LEFT else (*key, *nulls, *values)
 
     def batches(self, rows: Iterable[Value]) -> Iterator[pa.RecordBatch]:
-        """The joined rows, in batches of few bytes: many of them may share a large value."""
+        """The joined rows, in small batches, because many rows may share a large value."""
         schema = self.schema()
         for page, _ in pages_within(rows, PAGE_KEYS, PAGE_BYTES, size_of):
             columns = [pa.array(each, kind) for each, kind in zip(zip(*page, strict=True), schema.types, strict=True)]

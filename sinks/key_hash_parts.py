@@ -1,5 +1,5 @@
-"""Divides rows by their keys: those of a large transaction, so that they can be grouped and written
-part by part (ADR 124), and those among which refused rows are looked for (ADR 126)."""
+"""Divides rows by their keys, so that the rows of a large transaction are grouped and written part
+by part (ADR 124), and to search for refused rows (ADR 126)."""
 
 from __future__ import annotations
 

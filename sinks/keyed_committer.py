@@ -84,9 +84,9 @@ class KeyedCommitter(ArrowBolt, Committer):
 
 
 def one_stream(component_id: str, inputs: Sequence[Input], needed: Iterable[str] | None = None) -> Input:
-    """The input that stands for all of these, whose records are those of one stream, as after a
-    merge. ``needed``: the fields that the committer takes; None: all. Raises ``TopologyError``
-    where one lacks such a field, or the inputs differ in them or in their groupings."""
+    """A single input in place of these, whose records form one stream, as after a merge.
+    ``needed``: the fields that the committer takes; None: all. Raises ``TopologyError`` if an input
+    lacks such a field, or if the inputs differ in these fields or in their groupings."""
     names = list(dict.fromkeys(needed)) if needed is not None else None
     first = inputs[0]
     for each in inputs:

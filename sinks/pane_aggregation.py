@@ -21,9 +21,9 @@ _AT_PART = "@part"
 
 
 class PaneFolds:
-    """Folds records by key and pane, a part of the key's records that the caller names by a number.
-    ``key``: the names of its fields. ``results``: those of the key and of the aggregates, with
-    their types."""
+    """Folds records by key and pane, a part of the key's records that the caller numbers. ``key``:
+    the names of its fields. ``results``: the fields of the key and of the aggregates, with their
+    types."""
 
     def __init__(
         self, component_id: str, key: Sequence[str], aggregates: Mapping[str, Aggregate], results: Fields
@@ -51,8 +51,8 @@ class PaneFolds:
         self._columns(totals, self._totals)
 
     def sent(self, rows: Iterable[Value], fields: Fields, on_refused: OnRefused | None) -> Iterator[pa.RecordBatch]:
-        """Rows as batches of few bytes. ``on_refused``: for a row with a value that its type does
-        not hold; None: that raises ``BadRecordError``."""
+        """Rows in small batches. ``on_refused``: called for a row with a value that its type does
+        not hold; None: such a row raises ``BadRecordError``."""
         columns, schema = partial(self._columns, fields=fields), fields.schema()
         for page, _ in pages_within(rows, PAGE_ROWS, PAGE_BYTES, size_of):
             for each in accepted(list(page), columns, on_refused):

@@ -96,7 +96,8 @@ _WRITTEN = ("header", "", "touched", "deleted", "due", "count")
 ROWS_PER_STEP = 5_000
 #: Names of due rows per script. The rows themselves are read together, so fewer than above.
 DUE_NAMES = 1_000
-#: By so many names of a page the next one finds its beginning: another task may have removed some.
+#: The number of names of a page by which the next page finds its beginning, because another task
+#: may have removed some.
 _ANCHORS = 200
 TIMEOUT_S = 15.0
 #: The most characters of a damaged text that an error shows.

@@ -222,8 +222,9 @@ return lost or {{1}}
 
 # KEYS: due. ARGV: the lowest and the highest number (both included), how many names to return; then
 # the names and numbers of the page before, the last one first. Returns names and numbers in turn.
-# The page begins after the first of these names that still has its number: the others were removed
-# or moved by other tasks. If there is none, it begins with the number of the last one again.
+# The page begins after the first of these names that still has its number, because other tasks may
+# have removed or moved the others. If there is none, it begins again with the number of the last
+# name.
 DUE = """
 local lowest = ARGV[5] or ARGV[1]
 local first = nil

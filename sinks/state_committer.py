@@ -38,8 +38,8 @@ from sinks.states import MapState, checked_state
 
 #: Rows to collect before grouping: grouping a few large tables is cheaper than many small ones.
 GROUPED_AT_ROWS = 262_144
-#: Rows with so many bytes are grouped even if they are fewer: grouping needs a few times as much
-#: memory.
+#: Rows with so many bytes are grouped even if they are few, because grouping needs several times as
+#: much memory.
 GROUPED_AT_BYTES = 32 << 20
 _INT64_MAX = 2**63 - 1
 
@@ -81,8 +81,7 @@ class StateCommitter(ArrowBolt, Committer):
     """Keeps aggregates per key in a state.
 
     * ``key``: the input fields that form the key.
-    * ``aggregates``: result column -> ``Count()``, ``Sum("field")``, ``Min``, ``Max``, ``Mean``,
-      ``First``, ``Last``, ``ApproxDistinct`` or ``Reduce``.
+    * ``aggregates``: result column -> an ``Aggregate``, such as ``Count()`` or ``Sum("field")``.
 
     One key must have one writer (C12). So give the committer parallelism 1, or group its input
     globally, or by fields that are part of the key. Rows are folded before the shuffle, so that
@@ -437,8 +436,8 @@ def _with_column(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray)
 def _wide_enough(table: pa.Table, name: str) -> tuple[pa.Table, str]:
     """The table, and the name of a column with the values of ``name`` that is wide enough for the
     sum of all its rows, because Arrow's sum overflows silently. If needed, integers become decimals
-    and decimals become wider, in a column of their own: other aggregates take the values as they
-    are.
+    and decimals become wider, in a separate column, because other aggregates take the unchanged
+    values.
     """
     column = table.column(name)
     kind = column.type

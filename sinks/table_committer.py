@@ -52,7 +52,7 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
 
     @abstractmethod
     def _no_rows(self) -> Rows:
-        """Room for the rows of a batch."""
+        """An empty buffer for the rows of a batch."""
 
     @abstractmethod
     def _chosen(self, component_id: str, source: Input) -> tuple[str, ...]:

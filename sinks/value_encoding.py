@@ -48,7 +48,8 @@ def restored(value: Any, declared: pa.DataType) -> Any:
 
 
 def check_writable(name: str, declared: pa.DataType | None, store: str) -> pa.DataType:
-    """As ``check_storable``, for what is only written: lists and structs of such values, too."""
+    """As ``check_storable``, for values that are only written: lists and structs of such values,
+    too."""
     if declared is not None and (pa.types.is_list(declared) or pa.types.is_large_list(declared)):
         check_writable(name, declared.value_type, store)
         return declared

@@ -42,7 +42,7 @@ except ImportError as error:  # redis is an optional extra
 CHUNK_ENTRIES = 500
 #: Bytes of entries per request, if they are about as large as those of the answer before.
 CHUNK_BYTES = 8 << 20
-#: A task that holds this many bytes of unacknowledged entries requests no more.
+#: A task that holds this many bytes of unacknowledged entries requests no further entries.
 UNACKNOWLEDGED_BYTES_MAX = 256 << 20
 #: The most unacknowledged entries per task, and so the most that others must take over if the task
 #: dies.
@@ -56,7 +56,7 @@ _RENEW_MIN_S = 0.05
 #: The id of an entry, and its fields. The fields are empty if the entry was deleted meanwhile.
 StreamEntry = tuple[bytes, Mapping[bytes, bytes]]
 
-#: How much of a bad value an error shows.
+#: The length of a bad value in an error.
 _SHOWN_BYTES = 100
 #: Entries of the first request; each further one requests at most twice as many.
 _FIRST_ENTRIES = 16
@@ -86,7 +86,7 @@ ENTRY_LETTER_FIELDS = Fields.of(
 
 
 class _UnderWay(NamedTuple):
-    """An entry that was emitted and is not acknowledged: its row, and its size in bytes."""
+    """An emitted entry that is not acknowledged: its row, and its size in bytes."""
 
     values: list[Any]
     stream: str
@@ -241,7 +241,7 @@ class RedisStreamSpout(BaseRichSpout):
 
     def _emit_next(self, entry: bytes, raw: Mapping[bytes, bytes]) -> bool:
         """Emit an entry, or its dead letter. Returns False if it is left out. Raises
-        ``BadRecordError`` for a bad one if these end the topology."""
+        ``BadRecordError`` for a bad entry that ends the topology."""
         size = _size_of(raw)
         try:
             row, stream = self._values(entry, raw), DEFAULT_STREAM

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-#: A client that was not used for so long is forgotten. A next use makes a new one, which takes a
+#: A client without use for this long is forgotten. The next use makes a new client, which takes a
 #: few requests.
 IDLE_S = 60.0
 T = TypeVar("T")
@@ -20,8 +20,8 @@ class ClientCache(Generic[T]):
     """The clients of this process that are in use, or were used in the last minute, by key.
 
     A client takes memory, threads and connections, and a process may serve many topologies over its
-    life. So each use of the cache forgets the clients that are idle. It never forgets one that a
-    caller holds: there is at most one client for each key. A forgotten client ends.
+    life. So each use of the cache forgets idle clients, which then end. It never forgets a client
+    that a caller holds, so there is at most one client for each key.
 
     After a fork, the child starts without clients, because their threads exist only in the
     parent."""

@@ -76,8 +76,8 @@ _CONSUMER_DEFAULTS = {
     # librdkafka decompresses a whole fetch before it checks the size, so fetches are small. Larger
     # ones were not faster.
     "max.partition.fetch.bytes": 256 << 10,
-    # All partitions of a response, unless the user wants more of one: it may become large, too (ADR
-    # 129).
+    # The bytes of all partitions in a response, which may expand, too (ADR 129), unless the user
+    # wants more of one partition.
     "fetch.max.bytes": 1 << 20,
     # A broker answers as soon as it has a record, so a batch's records have arrived before they are
     # requested; waiting for more bytes cost each small batch 3 ms. The price: 5,000 records a
@@ -88,8 +88,8 @@ _CONSUMER_DEFAULTS = {
     "fetch.wait.max.ms": 20,
     "fetch.error.backoff.ms": 100,
 }
-#: librdkafka calls a batch of zstd damaged that becomes larger than this, by default 100 MB, which
-#: would stop a topology. This is the largest value.
+#: librdkafka reports a zstd batch that becomes larger than this (by default 100 MB) as damaged,
+#: which would stop a topology. This is the largest value.
 _ONLY_OF_CONSUMERS = {"receive.message.max.bytes": 2**31 - 1}
 #: The number of queues among which a consumer's total fetch-ahead is divided, if each partition has
 #: a queue of its own. librdkafka applies its limits to each queue. With ``QUEUES_MAX`` queues a
@@ -110,8 +110,8 @@ _TOKENS = "oauth_cb"
 #: be joined by partition; records without a key go to any partition. The user may override it.
 _PRODUCER_DEFAULTS = {"partitioner": "murmur2_random"}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
-#: The largest record of a producer. librdkafka makes no consumer whose ``fetch.max.bytes`` is below
-#: it, though a consumer reads larger records.
+#: The largest record of a producer. librdkafka refuses a consumer whose ``fetch.max.bytes`` is
+#: lower, although a consumer can read larger records.
 _SENT_MAX = "message.max.bytes"
 _DEFAULTS = {"reconnect.backoff.max.ms": 1_000, "log_level": 2}
 _FIXED = {**_CONSUMER, **_PRODUCER}
@@ -332,7 +332,8 @@ class ConnectionErrors:
         self._where = where
         self._errors: deque[KafkaError] = deque(maxlen=20)
         self.connected = False  # whether a request has ever been answered
-        # when there was no token, and why; librdkafka reports it once, and again when it changes
+        # the time and the reason of a missing token; librdkafka reports a reason once, and again
+        # when it changes
         self._no_token: tuple[float, TokenFailure] | None = None
 
     def on_error(self, error: KafkaError) -> None:

@@ -26,7 +26,7 @@ RECORD_BYTES = 256
 
 
 class Received(NamedTuple):
-    """The bytes that a consumer has received so far. ``record_bytes``: of its records,
+    """The bytes that a consumer has received so far. ``record_bytes``: the bytes of its records,
     decompressed."""
 
     bytes: int = 0

@@ -1,8 +1,8 @@
 """The reasons why an identity provider issued no token for OAUTHBEARER, in librdkafka's words: a
 refusal, which no repetition changes, or an outage.
 
-librdkafka gives the answer of the token endpoint without its status. It repeats a request that was
-answered with a status such as 503 for 50 s before it reports anything.
+librdkafka reports the answer of the token endpoint without its status. After a status such as 503,
+it repeats the request for 50 s before it reports anything.
 
 Source: librdkafka 2.16, rdkafka_sasl_oauthbearer_oidc.c and rdhttp.c; RFC 6749, 5.2.
 """
@@ -23,7 +23,7 @@ _SHOWN_MAX = 200
 _METHOD = "sasl.oauthbearer"
 _URL = f"{_METHOD}.token.endpoint.url"
 _CREDENTIALS = f"{_METHOD}.client.id", f"{_METHOD}.client.secret"
-#: Answers of the protocol that pass by waiting.
+#: Answers of the protocol after which waiting helps.
 _LATER = frozenset({"temporarily_unavailable", "server_error", "slow_down"})
 #: The settings to correct after other answers of the protocol; by default, the credentials.
 _WRONG = {
@@ -31,17 +31,17 @@ _WRONG = {
     "unsupported_grant_type": (f"{_METHOD}.grant.type",),
     "invalid_request": (f"{_METHOD}.grant.type", f"{_METHOD}.scope"),
 }
-#: Texts of libcurl about a server that is not the one of the settings, or cannot be one.
+#: Texts of libcurl about a server that is not the server of the settings, or no such server.
 _DISTRUSTED = re.compile(r"certificate|SSL: no alternative", re.IGNORECASE)
 _NO_URL = re.compile(r"URL rejected|illegal format|Unsupported protocol|Protocol .* not supported", re.IGNORECASE)
 _REFUSED = re.compile(r"\b40[13]\b|unauthori[sz]ed|forbidden|denied|invalid.client", re.IGNORECASE)
-#: Answers that are no token: there is something else at this address.
+#: Answers that are not tokens, from another server at this address.
 _ELSEWHERE = re.compile(r"\b40[45]\b|not found|not JSON encoded|Expected JSON|Failed to parse JSON", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFailure:
-    """``reason``: one line. ``settings``: those to check; none if a function issues tokens.
+    """``reason``: one line. ``settings``: the settings to check; none if a function issues tokens.
     ``refused``: no repetition changes the answer."""
 
     reason: str

@@ -55,7 +55,7 @@ class LetterRequests:
         self._topology, self._store = topology, store
         self._config, self._executor = config, executor
         self._alone = alone
-        #: Where a request for letters that are listed now must begin.
+        #: The position at which a request for the present letters must begin.
         self._position: int | None = None
 
     def finish(self) -> None:
@@ -149,7 +149,7 @@ class LetterRequests:
         return current is not None and current.id == request.id and not outdated
 
     def _planned(self) -> int | None:
-        """The position after the letters of closed transactions; None if it is not known."""
+        """The position after the letters of closed transactions; None if unknown."""
         for _ in range(_TRIES):
             plan = self._last_plan()
             if plan is not None:
@@ -169,8 +169,8 @@ class LetterRequests:
 
 
 def to_replay(letters: Sequence[Letter], attempts_max: int) -> list[Letter]:
-    """The letters that may be replayed: whole ones that came back less than ``attempts_max``
-    times."""
+    """The letters that may be replayed: complete letters with fewer than ``attempts_max``
+    attempts."""
     return [each for each in letters if each.attempts < attempts_max and not each.is_cut]
 
 

@@ -237,7 +237,7 @@ def _missing(places: Collection[str], letters: Sequence[Letter]) -> list[str]:
 
 
 def _selected(found: Letters, wanted: LetterFilter) -> list[Letter]:
-    """The letters to replay or drop. Tells which of the named records are none."""
+    """The letters to replay or drop. Names given records that are not letters."""
     letters = found.found(wanted)
     for each in _missing(wanted.places, letters):
         typer.echo(f"{each} is no dead letter that is left, or the options leave it out", err=True)

@@ -97,7 +97,7 @@ def _loaded(name: str, config: Config) -> Topology | CoreTopology:
 
 
 class _SettingMissing(ConfigError):
-    """A mistake of the configuration, which no line of code makes."""
+    """The configuration, and no line of code, has a mistake."""
 
 
 class _AppSettings(dict[str, Any]):

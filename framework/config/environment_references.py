@@ -38,9 +38,9 @@ def resolved(key: str, value: Any) -> Any:
 
 def resolved_address(what: str, value: str, ends: str) -> str:
     """``resolved``, for an address. Raises ``ConfigError`` if a character in its password ends the
-    password too early, because then a part of the password would be read as a host, a port or a
-    path, and shown. Nor may the user or the password contain @, because libpq ends them at the
-    first @, and others at the last. ``what`` names the address in messages; ``ends``: the characters
+    password too early, because a part of the password would be read as a host, a port or a path,
+    and shown. User and password must not contain @, because libpq ends them at the first @, and
+    other libraries at the last. ``what`` names the address in messages; ``ends``: the characters
     that end a password.
 
     >>> resolved_address("the address", "redis://:a%2Fb@host:6379/0", "/?#")
@@ -73,7 +73,7 @@ def check_address(what: str, address: str, ends: str) -> None:
 
 
 def is_reference(value: str) -> bool:
-    """Whether a value consists of ``${NAME}``, and tells no secret.
+    """Whether a value is only ``${NAME}``, and so contains no secret.
 
     >>> is_reference("${NAME}"), is_reference("${NAME}a")
     (True, False)
@@ -82,7 +82,7 @@ def is_reference(value: str) -> bool:
 
 
 def passwords_in(address: str) -> list[str]:
-    """The passwords in an address, or in several: those that are no references.
+    """The passwords in one or several addresses, except references.
 
     >>> passwords_in("http://me:secret@one:8081,http://you:${NAME}@two:8081")
     ['secret']
@@ -100,8 +100,8 @@ def with_password_variable(address: str, variable: str) -> str:
 
 
 def shown_host(host: str) -> str:
-    """The host of an address, or several separated by commas, for messages: hidden if it does not
-    look like a host.
+    """The host of an address, or several hosts separated by commas, for messages. Text that does
+    not look like a host is hidden.
 
     >>> shown_host("a.example,::1"), shown_host("a.example:secret@b.example")
     ('a.example,::1', '(hidden)')

@@ -1,4 +1,5 @@
-"""``postgres.url`` and its like: the addresses of servers that code need not name."""
+"""The configured addresses of servers, such as ``postgres.url``, for code that does not name
+them."""
 
 from __future__ import annotations
 

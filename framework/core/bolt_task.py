@@ -226,8 +226,9 @@ class BoltTask(ComponentTask):
             self.outcome.blame(roots)
 
     def is_fatal(self, error: BaseException, kind: ErrorKind) -> bool:
-        """A bad record only fails its tuple, about which the spout decides. It is fatal where every
-        attempt would begin at the same checkpoint, and no spout gives up the record."""
+        """Whether a failure ends the topology. A bad record only fails its tuple, and the spout
+        decides about the record. It is fatal if every attempt would begin at the same checkpoint,
+        and no spout gives up the record."""
         decided = self._surroundings.blames or not self._surroundings.exact
         fails = kind is ErrorKind.DIED and isinstance(error, BadRecordError) and decided
         return not fails and super().is_fatal(error, kind)

@@ -368,8 +368,8 @@ class Checkpoints:
         are the records that may cause failures; None when the reports name no record.
 
         When there are too many suspects, those that failed longest ago are forgotten. If a
-        forgotten one fails again, its count begins anew. Too many new suspects are ignored: then
-        single records are not the cause."""
+        forgotten suspect fails again, its count restarts. Too many new suspects are ignored,
+        because then single records are not the cause."""
         suspects = {spout: dict(its) for spout, its in known.items()}
         named = False
         for spout, name in ((each.component_id, name) for each in reports for name in dict.fromkeys(each.failed)):

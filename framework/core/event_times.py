@@ -1,5 +1,5 @@
-"""The progress of the source partitions, for bolts that go by event time: which partitions are
-still to be read, and the newest time seen in each.
+"""The progress of the source partitions, for bolts that use event time: the partitions that are not
+read to the end, and the newest time of each partition.
 
 The information flows in three steps. Spout tasks report the partitions that they have not read to
 the end. The tasks of such bolts report the newest time that they have seen of each partition. The

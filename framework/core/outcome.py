@@ -6,8 +6,8 @@ Invariants:
 1. Rows and the reports about their trees are in the same outcome, and an outcome with unsent rows
    is not handed over. So an ack leaves together with all rows that were emitted for its tuple, on
    all streams, or those rows have failed.
-2. Whatever is emitted, acked or reported between two rounds goes into the outcome of the later one.
-   The effects of one collector call are in one outcome, whichever thread makes the call.
+2. Rows, acks and reports between two rounds go into the outcome of the later round. The effects of
+   one collector call are in one outcome, whichever thread makes the call.
 3. A task that has ended keeps its outcome, so later reports of its components are discarded.
 """
 

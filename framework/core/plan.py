@@ -19,7 +19,7 @@ class CorePlan:
     * ``conf``: the configuration that components see.
     * ``stateful``: the components whose state is kept.
     * ``ticks``: bolt -> seconds between its ticks.
-    * ``paths``: of the bolts that go by event time."""
+    * ``paths``: of the bolts that use event time."""
 
     plan: ExecutionPlan
     conf: Mapping[str, Any]

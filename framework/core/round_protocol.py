@@ -52,7 +52,7 @@ class Round:
     * ``checkpoint``: what every task has to do for a checkpoint.
     * ``share``: the most tuples that a spout task emits.
     * ``lost``: the last lost round, 0 for none.
-    * ``marks``: the progress of the source partitions, for bolts that go by event time; None when
+    * ``marks``: the progress of the source partitions, for bolts that use event time; None when
       there is nothing new.
     * ``settles``: a checkpoint waits for all trees to end, or is prepared in this round, so no new
       tree should begin."""
@@ -107,7 +107,7 @@ class Counts:
     * ``pending``: pending tuples of a spout.
     * ``behind``: spout tasks that expect more input.
     * ``waiting``: tuples that have arrived at a bolt and are not executed yet.
-    * ``due``: tasks that go by event time and have output due."""
+    * ``due``: tasks that use event time and have output due."""
 
     emitted: int = 0
     executed: int = 0

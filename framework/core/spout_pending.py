@@ -24,7 +24,7 @@ class Emitted(NamedTuple):
 
     * ``since``: when it was emitted, by ``time.monotonic``.
     * ``values``: kept if the task may have to emit the tuple again without its spout.
-    * ``losses``: how often it was emitted again because of a lost round.
+    * ``losses``: how often the tuple was emitted again because of a lost round.
     * ``origin``: of its root.
     * ``size``: about how many bytes its values take."""
 
@@ -71,8 +71,8 @@ class EmittedRows:
 
 
 class Run:
-    """The tuples of consecutive roots from ``first`` on, of ``size`` bytes. ``open``: which of them
-    are pending. ``touched``: per tuple, the rotation in which its timeout last restarted."""
+    """The tuples of consecutive roots from ``first`` on, of ``size`` bytes. ``open``: whether each
+    is pending. ``touched``: per tuple, the rotation in which its timeout last restarted."""
 
     def __init__(self, first: int, entries: _Entries, size: int, rotation: int) -> None:
         self.first = first

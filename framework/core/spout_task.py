@@ -28,8 +28,8 @@ from framework.value_size import size_of
 
 #: How long a spout task emits in one round, in seconds.
 ROUND_SPOUT_S = 0.25
-#: A spout task emits nothing more in a round while its pending tuples take so many bytes, or what
-#: it has emitted in this round. The last call may exceed it.
+#: The bytes of pending tuples, or of untracked tuples in a round, from which on a spout task emits
+#: nothing more in the round. The last call may exceed them.
 PENDING_BYTES_MAX = 128 << 20
 #: How often in a row a tuple is emitted again because of lost rounds. So a tuple that ends its
 #: process each time fails in the end.
@@ -133,9 +133,9 @@ class SpoutTask(ComponentTask):
         self._collector = SpoutCollector(self)
         self._emitted = 0
         self._emitted_size = 0
-        # bytes that may be pending; more if bolts wait for more tuples than that
+        # bytes that may be pending, increased if bolts wait for more tuples
         self._size_max = PENDING_BYTES_MAX
-        # since the last rotation: whether tuples took as much, and whether any has ended
+        # since the last rotation: whether tuples reached the bound, and whether any has ended
         self._is_full = self._any_ended = False
         self._exact = False
         self._failed_ids: dict[int, Any] = {}  # tree -> message id, until the recovery that follows
@@ -338,15 +338,16 @@ class SpoutTask(ComponentTask):
         return self._emitted > first
 
     def _has_room(self) -> bool:
-        """Whether the bytes of tuples allow one more, as they do if none is pending. Notes if they
-        do not."""
+        """Whether the bytes of pending tuples allow another tuple, as they always do if none is
+        pending. Notes a reached bound."""
         has_room = max(self._pending.size, self._emitted_size) < self._size_max
         self._is_full = self._is_full or not has_room
         return has_room
 
     def _make_room(self) -> None:
-        """At a rotation, double the bytes that may be pending if as many were pending since the
-        last one, and none has ended: a bolt waits for more tuples, or for a checkpoint."""
+        """At a rotation, double the bound of pending bytes if it was reached since the last
+        rotation and no tuple has ended, because a bolt then waits for more tuples, or for a
+        checkpoint."""
         if self._is_full and not self._any_ended:
             self._size_max *= 2
         self._is_full = self._any_ended = False

@@ -35,16 +35,16 @@ FATAL_ERRORS = (BadRecordError, CorruptStateError, ConfigError, InvariantViolati
 
 
 def users_errors() -> tuple[type[BaseException], ...]:
-    """The exceptions caught from user code, for ``except users_errors()``: Python calls it when an
-    exception is there, whose class may be new (see ``panics``). ``sys.exit()``, a cancelled
-    coroutine and a panic fail the call in which they occur; they do not end a process of
-    Ratchet."""
+    """The exceptions to catch from user code, for ``except users_errors()``. Python evaluates the
+    call after the exception was raised, so a class that it created is included (see ``panics``).
+    ``sys.exit()``, a cancelled coroutine and a panic fail the call in which they occur; they do not
+    end a process of Ratchet."""
     return (Exception, SystemExit, asyncio.CancelledError, *panics())
 
 
 @contextlib.contextmanager
 def ignoring_users_errors() -> Iterator[None]:
-    """Go on after the block, whatever user code raises in it."""
+    """Continue after the block, whatever user code raises in it."""
     try:
         yield
     except users_errors():

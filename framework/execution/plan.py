@@ -106,12 +106,13 @@ class TaskComponent:
     inputs: tuple[Input, ...]
     committer: bool
     direct_streams: frozenset[str] = frozenset()
-    #: The inputs whose rows fall due by time: only those that it refuses are left out (ADR 126).
+    #: The inputs whose rows fall due by time: of these, only refused rows are left out (ADR 126).
     due_inputs: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def leaves_out_rows(self) -> bool:
-        """Whether all of its rows fall due by time, and so those that it refuses are left out."""
+        """Whether all rows of the component fall due by time, so that only refused rows are left
+        out."""
         return bool(self.due_inputs) and {(each.component_id, each.stream) for each in self.inputs} <= self.due_inputs
 
 
@@ -335,9 +336,9 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
 
 
 def _due_inputs(topology: Graph, component: Component) -> frozenset[tuple[str, str]]:
-    """The streams above a component below committers all rows of which fall due by time. Empty
-    if rows that it refuses may not be left out: neither its own ``on_bad_record`` says so, nor that
-    of every stream of the spout above."""
+    """The inputs of a component below committers whose rows all fall due by time. Empty if refused
+    rows must not be left out: neither the component's ``on_bad_record`` allows it, nor that of
+    every stream of the spout above."""
     due = [(each.component_id, each.stream) for each in component.subscriptions if _falls_due(topology, each)]
     return frozenset(due) if due and _may_leave_out(topology, component) else frozenset()
 
@@ -352,7 +353,7 @@ def _may_leave_out(topology: Graph, component: Component) -> bool:
 
 
 def _falls_due(topology: Graph, stream: Subscription) -> bool:
-    """Whether all rows of a stream fall due by time, or are made of such rows."""
+    """Whether all rows of a stream fall due by time, or are derived from such rows."""
     source = topology[stream.component_id]
     bolt: Any = source.instance
     committer = bolt if isinstance(bolt, Committer) else None

@@ -133,8 +133,8 @@ class _UserCodeFailed(Exception):
 
 class _Outbox:
     """Collects a task's output, as pieces per edge and target task, and counts the rows. In the
-    commit phase, rows that are many wait in a file: the rows of one transaction may fall due by
-    millions (ADR 124)."""
+    commit phase, many rows wait in a file, because millions of rows may fall due in one transaction
+    (ADR 124)."""
 
     def __init__(self, level: _LevelTask) -> None:
         self._level = level
@@ -280,7 +280,7 @@ class _Runner:
                 self._deliver(stream, decode_batch(rows), task)
 
     def _emitted(self, bolt: ArrowBolt, batch: pa.RecordBatch) -> list[tuple[str, Payload, int | None]]:
-        """Return the rows that a bolt emits for a batch, when it has taken all of it."""
+        """Return the rows that a bolt emits for a batch, after it has taken the whole batch."""
         emitted: list[tuple[str, Payload, int | None]] = []
         spill = Spill(f"{self.component.id}: it emits more rows for a batch")
         self.collector.sink = lambda stream, rows, task: emitted.append((stream, spill.keep(rows), task))
@@ -463,8 +463,8 @@ class _LevelTask:
         return combiner
 
     def leave_out(self, component_id: str, error: BadRecordError) -> None:
-        """Count a row that a component refuses, and that is left out. The log has the reason of the
-        first one."""
+        """Count a row that is left out because a component refuses it. The log has the reason of
+        the first one."""
         left_out = self.report.left_out
         left_out[component_id] = left_out.get(component_id, 0) + 1
         if left_out[component_id] == 1:
@@ -535,8 +535,8 @@ class _LevelTask:
                 self.report.committers += 1
 
     def let_go_of_runners(self) -> None:
-        """Take apart the cycles of references that runners are in. Their rows are then freed with
-        the last reference, and not when the garbage collector next looks, many batches later."""
+        """Break the reference cycles of runners, so that their rows are freed immediately, and not
+        by the garbage collector many batches later."""
         for runner in self.runners.values():
             runner.collector.sink = None
         self.runners = {}

@@ -1,12 +1,12 @@
 """Why a number is what it is: the transactions that changed one key, and the records that did it.
 
-The topology is recomputed for one state (``recompute``), with the rows of that key alone where its
-committer allows it. So the whole table is never held. For the last changes, the records are found,
-too: the ranges of a batch are halved for as long as one half alone still changes the key. A record
-counts as one that did it if the key is written when nothing but this record is processed.
+The topology is recomputed for one state (``recompute``). If the committer allows it, only the rows
+of the key are recomputed, so that the whole table is not in memory. For the last changes, the
+records are found, too: the ranges of a batch are halved as long as one half alone still changes the
+key. A record is a cause if the key is written when only this record is processed.
 
-Records that were late for the key changed nothing. The transactions that had any are seen when the
-topology is recomputed. Their records are found in the same way, by a copy that treats all as late.
+Late records of the key changed nothing. The recomputation finds the transactions that had any.
+Their records are found in the same way, by a copy that treats all records as late.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LateRecord:
 @dataclass(slots=True)
 class Late:
     """Records of the key that were late in a transaction, for the committer ``component_id``.
-    ``watermark``: before the transaction, in microseconds since 1970. ``rows``: those that the
+    ``watermark``: before the transaction, in microseconds since 1970. ``rows``: the rows that the
     committer sent to ``stream``. ``has_more``: whether there are more records than those shown."""
 
     component_id: str
@@ -114,12 +114,12 @@ class Late:
 
 @dataclass(slots=True)
 class Explanation:
-    """``since_txid``: the transaction that the recomputation began with; above 1, what came before
-    it is not in the values. ``steps``: the last changes, oldest first; ``step_count`` counts all.
-    ``late``: the last transactions with late records; ``late_count`` counts all.
-    ``held``: what the sink holds as of ``txid``. ``agrees``: whether that is what the source gives;
-    None where it cannot be said. ``is_independent``: whether it was computed by code that the sink
-    does not share. ``records``, ``batches``, ``seconds``: what it took."""
+    """``since_txid``: the first recomputed transaction; if above 1, the values lack earlier
+    transactions. ``steps``: the last changes, oldest first; ``step_count`` counts all. ``late``:
+    the last transactions with late records; ``late_count`` counts all. ``held``: the values of the
+    sink as of ``txid``. ``agrees``: whether the source gives the same values; None if that is
+    unknown. ``is_independent``: whether the sink shares no code with the computation. ``records``,
+    ``batches``, ``seconds``: the cost."""
 
     topology_id: str
     component_id: str
@@ -235,7 +235,8 @@ class _Inquiry:
         )
 
     def _is_for(self, late_for: Row) -> bool:
-        """Whether what was late for this was late for the key, as far as both have the columns."""
+        """Whether records that were late for this result were late for the key, by the columns that
+        both have."""
         key = zip(self._state.key_columns(), self._key, strict=False)
         pairs = [(value, late_for[name]) for name, value in key if name in late_for]
         return bool(pairs) and all(_plain(one) == _plain(other) for one, other in pairs)
@@ -306,8 +307,8 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class _Search:
-    """Finds the smallest ranges of a batch that still show something, each processed alone.
-    ``shows``: whether this batch of the copy does."""
+    """Finds the smallest ranges of a batch that still have an effect when each is processed alone.
+    ``shows``: whether a batch of the copy has the effect."""
 
     copy: Recomputation
     shows: Callable[[int], bool]
@@ -329,13 +330,14 @@ class _Search:
             yield from ranges.items()
 
     def shown_by(self, partition: str, meta: Meta) -> bool:
-        """Whether it shows when nothing but this range is processed."""
+        """Whether the effect shows when only this range is processed."""
         self.copy.empty()
         return self.shows(self.copy.recompute({partition: meta}))
 
 
 def _plain(value: Any) -> Any:
-    """A part of a key, which a state may hold as a time, and another one as a number."""
+    """A part of a key in a form to compare, because one state may hold it as a time, and another as
+    a number."""
     is_moment = isinstance(value, datetime.datetime) and value.tzinfo is not None
     return micros_since_epoch(value) if is_moment else comparable(value)
 

@@ -1,12 +1,13 @@
-"""Runs a copy of a topology over what the topology has committed, from its first record on.
+"""Runs a copy of a topology over the records that the topology has committed, from the first one
+on.
 
 The source is read again through the topology's own bolts, into the empty states of the copy.
 Nothing is written anywhere else. No leadership is needed, and the topology may run meanwhile.
 
 The recorded transactions are repeated one by one, as far as their records and plans reach back: in
-the coordination store, and before that in the table of records, where the topology has one. What
-came before them is read in larger batches over the same offsets. Results that depend on where a
-batch ends, or on a clock, then differ.
+the coordination store, and before that in the table of records, if the topology has one. Earlier
+offsets are read in larger batches. Results that depend on the boundaries of batches, or on a clock,
+then differ.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Unverifiable(RatchetError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was recomputed in one step. ``number``: its txid in the copy. ``first_txid`` to
-    ``txid``: the topology's transactions that it is of, one where that is recorded."""
+    """A batch that was recomputed in one step. ``number``: its txid in the copy. ``first_txid`` to
+    ``txid``: the topology's transactions in the batch; a single one if its plan is recorded."""
 
     number: int
     first_txid: int
@@ -59,9 +60,9 @@ class Recomputation:
     """``shadow``: the copy, of ``topology`` or of a part of it, made by ``shadow_of``. ``seen`` is
     called after each batch. ``archive``: the table of records, where the topology has one.
     ``watcher``: observes the tasks of the copy. Used by one thread, as a context manager, which
-    closes the states of the copy.
-    ``txid``: up to where it has come. ``is_recorded``: whether all batches so far were the recorded
-    ones. ``records``: how many were read; those of a spout that does not count are missing."""
+    closes the states of the copy. ``txid``: the last recomputed transaction. ``is_recorded``:
+    whether all batches so far were the recorded ones. ``records``: the number of records read,
+    without those of a spout that does not count."""
 
     def __init__(
         self,
@@ -163,8 +164,7 @@ class Recomputation:
         return self._number
 
     def empty(self) -> None:
-        """Begin anew with empty states. Raises ``ConfigError`` when one of them cannot be
-        emptied."""
+        """Start again with empty states. Raises ``ConfigError`` if a state cannot be emptied."""
         for state in self._shadow.states:
             state.clear(self._shadow.id)
         self._sandbox.forget()
@@ -199,13 +199,13 @@ class Recomputation:
         self.txid, self._plan = txid, plan
 
     def _recorded(self, txid: int) -> Plan | None:
-        """The plan in the record of a transaction; None or empty: there is none."""
+        """The plan in the record of a transaction; None or empty if there is no such plan."""
         record = self._history.read(txid) if txid > 0 else None
         return record.plan if record is not None else None
 
     def _before(self, txid: int, plan: Plan) -> tuple[int, Plan]:
-        """Where the transaction before ``txid`` ended: its txid and plan, as far as ``plan``, that
-        of ``txid``, tells. If the source cannot tell, ``txid`` and ``plan`` themselves."""
+        """The end of the transaction before ``txid``: its txid and plan, computed from ``plan``,
+        the plan of ``txid``. If the source cannot compute it, ``txid`` and ``plan`` themselves."""
         before = {partition: self.planner.ranges.beginning(meta) for partition, meta in plan.items()}
         return (
             (txid, plan) if None in before.values() else (txid - 1, {each: meta or {} for each, meta in before.items()})

@@ -24,8 +24,8 @@ Row = Mapping[str, Any]
 
 
 class LateRows:
-    """The late rows of the committers of a copy, where no bolt of it takes them: the
-    ``TaskWatcher`` of ``shadow``, which is this copy with an end for these rows."""
+    """The late rows of the committers of a copy that no bolt takes. It is the ``TaskWatcher`` of
+    ``shadow``, the copy with a bolt that ends these streams."""
 
     def __init__(self, copy: Topology) -> None:
         taken = {(sub.component_id, sub.stream) for each in copy.components for sub in each.subscriptions}
@@ -61,7 +61,7 @@ class LateRows:
             each.make_all_late()
 
     def time_of(self, component_id: str) -> EventTime | None:
-        """The event time that a committer goes by."""
+        """The event time that a committer uses."""
         return lowest(self._times_of(component_id))
 
     def newest_of(self, component_id: str) -> int | None:
@@ -73,8 +73,8 @@ class LateRows:
         return [each.event_time() for each in self._clocks[component_id]]
 
     def taken(self) -> Iterator[tuple[str, str, int | None, Sequence[Row]]]:
-        """The rows since the last call, which was before their transaction: committer, stream, the
-        watermark at that call, rows."""
+        """The rows since the last call, which must precede their transaction: committer, stream,
+        the watermark at that call, rows."""
         rows, self._rows = self._rows, {}
         for (component_id, stream), its in rows.items():
             before = self._before.get(component_id)
@@ -82,7 +82,7 @@ class LateRows:
         self._before = {each: self.time_of(each) for each in self._bolts}
 
     def has(self, component_id: str, stream: str, late: Sequence[Row], _: int) -> bool:
-        """Whether one of the rows since the last call has records of these late rows."""
+        """Whether a row since the last call represents records of these late rows."""
         rows, self._rows = self._rows, {}
         bolt, its = self._bolts[component_id], rows.get((component_id, stream), [])
         return any(bolt.is_late_with(row, other) for row in its for other in late)
@@ -94,6 +94,6 @@ def clocks_in(components: Iterable[Component]) -> list[TimedBolt]:
 
 
 def lowest(times: Sequence[EventTime | None]) -> EventTime | None:
-    """The event time of a state that goes by several watermarks; None before all have begun."""
+    """The event time of a state with several watermarks; None before all have begun."""
     begun = [(each.watermark, each) for each in times if each is not None and each.watermark is not None]
     return min(begun, key=itemgetter(0))[1] if begun and len(begun) == len(times) else None

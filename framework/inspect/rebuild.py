@@ -1,14 +1,14 @@
-"""Makes a state anew from the source, beside the one that the topology goes on writing to, and
-gives it that one's place.
+"""Rebuilds a state from the source, as a copy next to the state that the topology continues to
+write, and replaces the state by the copy.
 
-The copy is of the part of the topology that the state depends on (``recompute``). Its rows are in
-the store of the state, under the txids of the topology's own transactions. So when it has caught
-up, its content can be exchanged for the state's in one atomic step, and the topology goes on. A
-driver whose commit is open at that moment is treated as a dead attempt: its fence is closed, and it
-repeats the attempt, over the new rows.
+The part of the topology on which the state depends is recomputed (``recompute``). The rows of the
+copy are in the store of the state, under the txids of the topology's own transactions. So when the
+copy has caught up, one atomic step can exchange the contents of the copy and the state, and the
+topology continues. A commit that is open at that moment is treated as a dead attempt: its fence is
+closed, and the driver repeats the attempt over the new rows.
 
-What was read last is marked in the coordination store before it is committed, so a rebuild that was
-killed goes on when it is repeated.
+Each batch is marked in the coordination store before it is committed, so a killed rebuild continues
+when it is repeated.
 
 States of committers above, such as the watermark of a window, are recomputed in the same way and
 compared, and never exchanged: the new rows fit only if these states agree.
@@ -81,14 +81,14 @@ class RebuildProgress:
 
 @dataclass(slots=True)
 class RebuildReport:
-    """``txid``: as of which transaction the copy was compared, or took over. ``resumed_at``: the
-    transaction that an earlier rebuild had reached; 0 if it began anew. ``difference``: None where
-    the copy had taken over already. ``moved``: keys that the topology changed while they were
-    compared, so they were not. ``above``: the states that the new rows depend on, compared with
-    their copies. ``below``: the committers that hold what this state has sent them, which an
-    exchange does not change. ``former``: where the rows from before are now; None as long as
-    nothing was exchanged. ``has_other_code``: whether the topology's last transaction was made by
-    other code than this, which would go on with the new rows."""
+    """``txid``: the transaction as of which the copy was compared, or took over. ``resumed_at``:
+    the transaction that an earlier rebuild had reached; 0 if there was none. ``difference``: None
+    if the copy had already taken over. ``moved``: keys that were not compared, because the topology
+    changed them meanwhile. ``above``: the states that the new rows depend on, compared with their
+    copies. ``below``: the committers that hold what this state has sent them, which an exchange
+    does not change. ``former``: the place of the former rows; None as long as nothing was
+    exchanged. ``has_other_code``: whether other code than this made the topology's last
+    transaction, and would continue with the new rows."""
 
     topology_id: str
     location: str
@@ -473,7 +473,7 @@ _PLANS = ("batch", "before", "target")
 
 
 class _Documents:
-    """What is kept of the rebuilds of one state, under its leadership::
+    """The stored documents about the rebuilds of one state, under its leadership::
 
     <topology id>/rebuild/<component>/mark         the batch that is committed next
     <topology id>/rebuild/<component>/taking_over  the exchange that is tried, or was when a command
@@ -546,8 +546,8 @@ class _Documents:
 def _rebuilds_of(
     topology: Topology, component: Component, store: CoordinationStore, timeout_s: float
 ) -> Iterator[_Documents]:
-    """The documents of a component's rebuild. Its states and those above are of nobody else until
-    the block ends."""
+    """The documents of a component's rebuild. No other rebuild has its states, or the states above,
+    until the block ends."""
     with ExitStack() as stack:
         for each in _above(topology, component):
             stack.enter_context(_rebuild_of(topology.id, each.id, store, timeout_s))
@@ -641,7 +641,8 @@ def _beside_itself(bolt: Bolt, folder: Path) -> Bolt:
 
 
 def _ranges_digest(plan: Plan) -> str:
-    """A hash of what a plan has read. What later batches leave out is written into it, too."""
+    """A hash of the ranges that a plan has read, without the records that later batches left out,
+    which are also written into the plan."""
     later = (LEFT_OUT, LEFT_OUT_FROM)
     return plan_digest({each: {k: v for k, v in meta.items() if k not in later} for each, meta in plan.items()})
 

@@ -51,7 +51,7 @@ class ReplayedState:
         return [each for each in self.changes if each.agrees is False]
 
     def unknown(self) -> int:
-        """How many keys the sink cannot tell of any more."""
+        """The number of keys for which the sink no longer has the value."""
         return sum(each.agrees is None for each in self.changes)
 
 
@@ -74,8 +74,7 @@ class ReplayReport:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether nothing was found that the sinks hold otherwise; None where nothing was
-        compared."""
+        """Whether the sinks hold the same values; None if nothing was compared."""
         if not self.committed or not self.states:
             return None
         return not any(each.differing() for each in self.states)
@@ -138,9 +137,9 @@ def replay(
     from ``plan_to_replay``. ``topology`` may be another version of the one that is recorded.
 
     Raises ``ConfigError`` for a watch or a state that cannot be, and for a plan that another kind
-    of spout made; ``RetryableError`` when the batch cannot be read again, is planned anew
-    meanwhile, or when something outside does not answer; ``bdb.BdbQuit`` when a debugger in user
-    code is left; and what the watch raises.
+    of spout made; ``RetryableError`` when the batch cannot be read again, when it is planned again
+    meanwhile, or when a server does not answer; ``bdb.BdbQuit`` when a debugger in user code is
+    left; and what the watch raises.
     """
     with tempfile.TemporaryDirectory(prefix="ratchet-replay-", ignore_cleanup_errors=True) as folder:
         return _Replay(topology, store, conf or {}, Path(folder), planned=planned, watch=watch or Watch()).run()
@@ -228,10 +227,10 @@ class _Replay:
             raise ConfigError(f"{made_by_another} ({type(error).__name__}: {error})") from error
 
     def _states(self) -> tuple[list[ReplayedState], set[str]]:
-        """What the transaction makes of each state; and the components that lacked values, since
-        they, or some above them, asked for those of keys that the sinks no longer tell. What else
-        these components make, in other states and below, was made without, so it is not compared. A
-        key of the same state is taken to depend on itself only."""
+        """The results of the transaction in each state; and the components that lacked values,
+        because they, or components above them, asked for values that the sinks no longer have. The
+        other results of these components, in other states and below, are not compared. A key of the
+        same state is assumed to depend on itself only."""
         found: list[ReplayedState] = []
         lacking: set[str] = set()
         for component in self._shadow.components:

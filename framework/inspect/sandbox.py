@@ -36,7 +36,7 @@ _ADVICE = "so that a copy would write where it does itself: keep states as attri
 
 
 def recounting(bolt: Bolt, folder: Path) -> Bolt:
-    """The ``Shadowed`` of whoever computes the content of the states once more."""
+    """The ``Shadowed`` of tools that compute the content of the states again."""
     return bolt.recounting(folder) if isinstance(bolt, RecountedBolt) else with_scratch_states(bolt, folder)
 
 

@@ -24,8 +24,8 @@ INHERITED = "RATCHET_LOG"
 
 
 def get_logger() -> Any:
-    """A structlog logger that prints nothing until logging is configured. A child process of a
-    command is configured here, before its first line."""
+    """A structlog logger that prints nothing until logging is configured. It also configures a
+    child process of a command, before its first line."""
     if INHERITED in os.environ and not structlog.is_configured():
         form, _, level = os.environ[INHERITED].partition(":")
         configure_logging(json_lines=form == "json", level=level or "info")

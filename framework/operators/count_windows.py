@@ -68,6 +68,6 @@ class CountWindow:
 
 @checks_call
 def by_count(count: int, step: int | None = None) -> CountWindow:
-    """Windows of the last ``count`` rows of a key, one every ``step`` rows; without a step, one
-    window after the other. Raises ``ConfigError``."""
+    """Windows of the last ``count`` rows of a key, one every ``step`` rows; without a step,
+    consecutive windows. Raises ``ConfigError``."""
     return CountWindow(count, step)

@@ -28,11 +28,11 @@ class EventClock:
 
     * ``watermark``: no record that is on time is older.
     * ``planned_at``: when the transaction was planned.
-    * ``elapsed``: grows by the time between the plans. It never goes back, as the clock of another
-      leader may, and stands still while a partition has unplanned records: during that time, no
-      partition becomes idle.
-    * ``timeless``: partition -> the elapsed time since which it has been read, and had no record
-      with an event time."""
+    * ``elapsed``: the sum of the times between plans. It never goes back, even if the clock of
+      another leader is behind, and does not advance while a partition has unplanned records, so
+      that no partition becomes idle then.
+    * ``timeless``: partition -> the elapsed time at which its first record was planned, if no
+      record of it had an event time so far."""
 
     watermark: int = NEVER
     planned_at: int = NEVER
@@ -60,9 +60,9 @@ class EventClock:
           watermark; None: it always does.
         * ``unread``: a partition has records, none of which was ever read.
         * ``behind``: the transaction reads nothing from a partition that has records.
-        * ``begun``: the partitions that have been read, but not to their end so far. While such a
-          partition had no event time, its next record may be as old as any. So it delays the
-          watermark, until it is idle: ``idle_after`` counts from its first records.
+        * ``begun``: the partitions that have been read, but not to their end so far. Until such a
+          partition has had an event time, its next record may have any time. So the partition
+          delays the watermark, until it is idle: ``idle_after`` counts from its first records.
         * ``advance_when_idle``: while all partitions are idle, event time advances with the elapsed
           time.
 

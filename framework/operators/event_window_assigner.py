@@ -177,9 +177,9 @@ def _overlapping(length: Duration, step: Duration, origin: Duration) -> EventWin
 
 @checks_call
 def sliding(length: Duration, step: Duration | None = None, *, origin: Duration = 0) -> EventWindows:
-    """The same windows as of ``hopping``, by the name that Storm, Spark, Flink's DataStream and
-    Beam give them. A pipeline may exchange one name for the other. Raises ``ConfigError``, also
-    without a step: no window begins or ends at a record, as in Kafka Streams (ADR 123)."""
+    """The windows of ``hopping``, by the name that Storm, Spark, Flink's DataStream and Beam give
+    them. A pipeline may replace one name by the other. Raises ``ConfigError``, also without a step,
+    because windows that begin or end at records, as in Kafka Streams, do not exist (ADR 123)."""
     if step is None:
         raise ConfigError(
             f"sliding({length!r}) has no step: give one, as in sliding('10 min', '1 min'): windows begin at fixed times, not "

@@ -35,8 +35,8 @@ class TimeWindow:
       beyond that is wrong, such as milliseconds that are taken for seconds: its tuple is late, and
       moves no watermark. ``math.inf``: any time is accepted.
 
-    Without a ``timestamp``, windows go by *processing time*: a tuple's time is when the bolt
-    executes it, and a window fires when its end has passed, even without input.
+    Without a ``timestamp``, windows use *processing time*: a tuple's time is when the bolt executes
+    it, and a window fires when its end has passed, even without input.
     """
 
     length_s: float

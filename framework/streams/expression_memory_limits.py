@@ -1,9 +1,9 @@
-"""The bytes of the values that an expression makes where another value says how many.
+"""The bytes of values whose size another value determines, in expressions.
 
-``LPAD(s, w, 'x')`` makes as many letters as a record says in ``w``, and polars ends the process
-where there is no memory for them. Before such a function runs, its bytes are computed from its
-arguments: a row for which it makes too many is bad, and others are computed in parts. This holds
-for a function that a CASE would not choose, too: polars computes all branches.
+``LPAD(s, w, 'x')`` makes ``w`` letters, and polars ends the process if memory does not suffice.
+Before such a function runs, its bytes are computed from its arguments. A row for which it would
+make too many is bad, and other rows are computed in parts. This includes functions in branches that
+a CASE does not choose, because polars computes all branches.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Bytes = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A function that makes ``count`` values. ``of``: the value that it repeats; None: each has one
-    byte. ``items``: it repeats the largest item of this list."""
+    """A function that makes ``count`` values. ``of``: the repeated value; None: each value has one
+    byte. ``items``: the list whose largest item is repeated."""
 
     name: str
     count: pl.Expr
@@ -57,15 +57,15 @@ class Repeated:
 
 
 def growing_in(expressions: Iterable[pl.Expr]) -> tuple[Repeated, ...]:
-    """The functions in expressions that make values whose bytes another value says, each after
-    those in its arguments. Functions of the items of a list are none: ``parsed`` refuses
+    """The functions in expressions whose bytes another value determines, each after those in its
+    arguments. Functions of the items of a list are not among them, because ``parsed`` refuses
     ``list.eval``."""
     return tuple(each for expression in expressions for each in _growing(tree_of(expression)))
 
 
 def parts_within(call: Call, growing: Sequence[Repeated], frame: pl.DataFrame) -> Sequence[pl.DataFrame]:
-    """The rows in parts for which each of the functions makes few bytes. Raises ``BadRecordError``
-    for a row for which one makes too many."""
+    """The rows in parts for which each function makes few bytes. Raises ``BadRecordError`` for a
+    row for which a function makes too many."""
     parts: Sequence[pl.DataFrame] = (frame,)
     for each in growing:
         parts = [small for part in parts for small in _divided(call, each, part)]
@@ -108,7 +108,7 @@ def _named(function: Any) -> tuple[str, Any]:
 
 
 def _varies(tree: Any) -> bool:
-    """Whether a record says the value."""
+    """Whether the value depends on a record."""
     if isinstance(tree, list):
         return any(map(_varies, tree))
     return isinstance(tree, dict) and "Literal" not in tree and ("Column" in tree or any(map(_varies, tree.values())))
@@ -124,7 +124,7 @@ def _repeated(inputs: Any, options: Any) -> Repeated | None:
 
 
 def _substituted(inputs: Any, options: Any) -> Repeated | None:
-    """Texts in place of each match. One that is written in the expression is short."""
+    """Texts in place of each match. A text that is written in the expression is short."""
     if options["n"] == 1 or not _varies(inputs[2]):
         return None
     matches = of_tree(inputs[0]).str.count_matches(of_tree(inputs[1]), literal=options["literal"])

@@ -81,11 +81,11 @@ class Calls:
 
     def each(self, arguments: Iterable[Any], check: Callable[[Any], None] = _nothing) -> Iterable[Any]:
         """The result of the function for each argument. A plain function is called when its result
-        is asked for. ``check`` gets each result before the next call begins; what it raises ends
-        the calls.
+        is requested. ``check`` gets each result before the next call begins; an error of ``check``
+        ends the calls.
 
-        Raises ``RetryableError`` where the time is over or a connection fails, after the last try,
-        and else what the function raised. A ``BadRecordError`` is not tried again."""
+        After the last try, raises ``RetryableError`` for a timeout or a failed connection,
+        otherwise the error of the function. A ``BadRecordError`` is not tried again."""
         more = () if self.setup is None else (self._made(self.setup),)
         if self.is_async:
             return _awaited(self._together(arguments, more, check))

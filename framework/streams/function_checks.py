@@ -16,7 +16,7 @@ from framework.errors import TopologyError
 
 def check_function(call: Call, function: Callable[..., Any], given: Sequence[str]) -> None:
     """Raise ``TopologyError`` for a function that cannot take its arguments, or never returns a
-    value. ``given``: what its arguments are."""
+    value. ``given``: a description of the arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C
@@ -35,8 +35,8 @@ def check_returns(call: Call, function: Callable[..., Any]) -> None:
 
 
 def unsent(call: Call, function: Callable[..., Any]) -> TopologyError | None:
-    """The mistake of a function that cannot be sent to a task, with what it takes from its
-    surroundings; None where it can."""
+    """The mistake of a function that cannot be sent to a task, with the variables that it takes
+    from its surroundings; None if it can be sent."""
     error = _why_unsent(function)
     if error is None:
         return None
@@ -61,8 +61,7 @@ def _why_unsent(value: object) -> Exception | None:
 
 
 def _returns_nothing(function: FunctionType) -> bool:
-    """Whether the code ends by itself only. Functions that yield return their rows in another
-    way."""
+    """Whether the code never returns a value. Functions that yield return rows in another way."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return False
     code = [each for each in dis.get_instructions(function) if each.opname not in ("CACHE", "NOP")]

@@ -91,7 +91,7 @@ class RemakingStep(CallingStep):
         return tuple(row[name] if name in known else None for name in self.schema.names)
 
     def _changes(self, names: Iterable[str]) -> BadRecordError:
-        """The refusal of a row in which a function changes such a column."""
+        """The refusal of a row in which a function changes a column that it must keep."""
         return refusal(
             self.call,
             f"the function changes {', '.join(map(repr, sorted(names)))}, which says whose row a tombstone deletes: give the "
@@ -147,7 +147,7 @@ class FunctionMap(RemakingStep):
     def _unchanged(
         self, made: Iterable[tuple[Any, ...]], row: Mapping[str, Any], places: Sequence[tuple[str, int]]
     ) -> Iterator[tuple[Any, ...]]:
-        """The rows made of one. Raises for one with another value at one of ``places``."""
+        """The rows made of one row. Raises for a row with another value at one of ``places``."""
         for each in made:
             changed = [name for name, place in places if not equal(each[place], row[name])]
             if changed:
@@ -155,7 +155,7 @@ class FunctionMap(RemakingStep):
             yield each
 
     def _in_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        """Frames of few bytes of the rows that were made of each row of ``frame``."""
+        """Small frames of the rows that were made of each row of ``frame``."""
         return gathered(self._in_small_parts(made, frame))
 
     def _in_small_parts(self, made: Iterable[Iterable[tuple[Any, ...]]], frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -227,8 +227,8 @@ class TableStep(RemakingStep):
 
 
 def _brings(after: pl.DataFrame, before: pl.DataFrame) -> bool:
-    """Whether one of the rows is not among those before. Polars' join would find no NaN in a frame
-    of one row."""
+    """Whether a row is not among the former rows. A join of polars would not find NaN in a frame of
+    one row."""
     sides = [frame.with_columns(pl.lit(is_new).alias(MARK)) for frame, is_new in ((after, True), (before, False))]
     return bool(pl.concat(sides).group_by(pl.exclude(MARK)).agg(pl.col(MARK).all()).get_column(MARK).any())
 
@@ -239,7 +239,7 @@ def _cast(column: pa.ChunkedArray, declared: pa.DataType) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMap(TableStep):
-    """Tables by a function. ``batch_size``: rows of a table at most; None: as they come."""
+    """Tables by a function. ``batch_size``: the most rows of a table; None: tables as they come."""
 
     batch_size: int | None = None
 
@@ -294,7 +294,7 @@ class PartitionMap(TableStep):
             yield pl.DataFrame(pl.from_arrow(self._fitting(each)))
 
     def known(self, known: Columns, above: pa.Schema) -> Columns:
-        """None: a tombstone has no place among the rows that the function makes."""
+        """None, because a tombstone has no place among the rows that the function makes."""
         return frozenset()
 
 
@@ -312,14 +312,14 @@ def table_of(given: Any) -> pa.Table | None:
 
 
 def refusal(call: Call, problem: str) -> BadRecordError:
-    """The error for rows of which a function makes something that it must not return. Others may
-    be fine: a function that reads JSON returns what a producer has written."""
+    """The error for rows for which a function returns something that it must not return. Other rows
+    may be good: a function that reads JSON returns values that a producer has written."""
     return BadRecordError(f"{call}: {problem}")
 
 
 def values_of(call: Call, schema: pa.Schema, given: Any) -> tuple[Any, ...]:
-    """The values of a row that a function returned: a mapping, a tuple or a list, or where there is
-    one column, its value. Raises ``BadRecordError`` for other fields than those declared."""
+    """The values of a row that a function returned: a mapping, a tuple or a list, or the value of
+    the only column. Raises ``BadRecordError`` for other fields than those declared."""
     names = schema.names
     if isinstance(given, Mapping):
         unknown = next((name for name in given if name not in names), None)

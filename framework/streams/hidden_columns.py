@@ -1,9 +1,9 @@
-"""Columns that a pipeline adds to rows for itself, and shows nobody.
+"""Columns that a pipeline adds to rows for its own use, and that users never see.
 
-``CARRIED`` say where and when the record of a row was written. A source reads them where a step
-below goes by event time, and the steps in between carry them along: a row that a function makes of
-another one has those of that one. Expressions, functions and sinks never see them, and no column of
-a user has such a name.
+``CARRIED`` are the topic, partition and time of the record of a row. A source reads them if a step
+below uses event time, and the steps in between carry them: a row that a function makes has those of
+the row that it was made of. Expressions, functions and sinks never see them, and no column of a
+user has such a name.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def without_hidden(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_hidden_of(made: pl.DataFrame, frame: pl.DataFrame, origins: Sequence[int]) -> pl.DataFrame:
-    """Rows made of those of a frame, with its hidden columns. ``origins``: for each, the row that
-    it was made of."""
+    """Rows made of the rows of a frame, with its hidden columns. ``origins``: for each row, the
+    number of the row that it was made of."""
     names = hidden_of(frame.columns)
     if not names:
         return made

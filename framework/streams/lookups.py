@@ -32,11 +32,12 @@ Key = tuple[Any, ...]
 Answer = tuple[Any, ...]
 #: The keys that a cache holds where the user says nothing.
 CACHE_SIZE = 10_000
-#: A cache holds so many bytes for each of its keys, in total: with larger ones it holds fewer.
+#: The bytes of a cache for each of its keys, on average: with larger keys or answers it holds
+#: fewer.
 KEY_BYTES = 8 << 10
 #: The most bytes of answers for several keys that a task holds for a batch.
 ANSWERS_BYTES_MAX = 128 << 20
-#: The form in which keys are found again: moments in UTC.
+#: The form in which keys are compared: moments in UTC.
 _KEY_FORM = RowForm(None)
 _FLOAT_FORM = form_of(pa.float64())
 #: The caches of this process, by the key of their calls.
@@ -104,7 +105,8 @@ class Lookup(CallingStep):
         return self.applied(frame)
 
     def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
-        # Equal keys are found by grouping: polars' join finds no NaN in a frame of one row.
+        # Equal keys are found by grouping, because a join of polars does not find NaN in a frame of
+        # one row.
         numbered = [pl.col(name).alias(str(number)) for number, name in enumerate(self.on)]
         with refusing(self.call, *UNREPRESENTABLE):
             keys = frame.select(numbered)
@@ -128,7 +130,7 @@ class Lookup(CallingStep):
                 first += its.height
 
     def _parts(self, place: pl.DataFrame, answers: pl.DataFrame) -> Sequence[pl.DataFrame]:
-        """The places of the rows' answers, in parts of few bytes of answers. Raises
+        """The places of the rows' answers, in parts with few bytes of answers. Raises
         ``BadRecordError`` for an answer that is too large for a row."""
         if place.height * answers.estimated_size() <= PART_BYTES:
             return (place,)
@@ -146,7 +148,7 @@ class Lookup(CallingStep):
         return known | (set(self.answers.names) if set(self.on) <= known else set())
 
     def _answers(self, given: Sequence[Key]) -> list[Answer]:
-        """The answers for these keys. ``given``: as the function gets them."""
+        """The answers for these keys. ``given``: the keys in the form for the function."""
         keys = list(map(_KEY_FORM, given))
         found = [self.answered.get(key) for key in keys]
         unknown = [place for place, answer in enumerate(found) if answer is None]

@@ -113,8 +113,8 @@ class Pipeline(TopologyMaker):
     # --- pace -------------------------------------------------------------------------------------
 
     def every(self, interval: Duration) -> Self:
-        """Commit once in so long, as of ``topology.commit.interval``. What is configured, or set by
-        ``ratchet set``, wins."""
+        """Commit once in this interval, as with ``topology.commit.interval``. The configuration and
+        ``ratchet set`` take precedence."""
         call = called("every", interval)
         try:
             self._settings["topology.commit.interval"] = micros_above_0(interval, "the interval") / 1_000_000
@@ -123,8 +123,8 @@ class Pipeline(TopologyMaker):
         return self
 
     def at_most(self, records: float, *, per: Duration = "1 s") -> Self:
-        """Read at most so many records in so long, as of ``topology.rate.records.per.second``. What
-        is configured, or set by ``ratchet set``, wins."""
+        """Read at most ``records`` in each ``per``, as with ``topology.rate.records.per.second``.
+        The configuration and ``ratchet set`` take precedence."""
         call = called("at_most", records, per=per)
         try:
             seconds = micros_above_0(f"1 {per}" if isinstance(per, str) and per.isalpha() else per, "per") / 1_000_000
@@ -147,7 +147,7 @@ class Pipeline(TopologyMaker):
         raise call.mistake("this pipeline knows no Kafka: use the Pipeline of ratchet")
 
     def note(self, target: Target) -> None:
-        """Take a place that a component writes to, or keeps its state in."""
+        """Note a place that a component writes to, or keeps its state in."""
         if target.lacks is not None:
             self._lacking.append(target.lacks)
 
@@ -218,8 +218,8 @@ class Pipeline(TopologyMaker):
         return self._reading is not None and carries_tombstones(call, self._reading, node, frozenset(keys))
 
     def check_sequence(self, call: Call, node: Node, keys: Iterable[str], sequence: str) -> None:
-        """Raise ``TopologyError`` where tombstones have the keys of a table of these rows, and not
-        its sequence."""
+        """Raise ``TopologyError`` if tombstones have the keys of a table of these rows, but not its
+        sequence."""
         if self._reading is not None:
             check_sequence(call, self._reading, node, frozenset(keys), sequence)
 
@@ -233,8 +233,8 @@ class Pipeline(TopologyMaker):
         return self._reading.partition if self._reading is not None else ()
 
     def place_of(self, *rows: Node) -> tuple[str, ...] | None:
-        """The columns, which all of these rows have, that name the partition of the source that a
-        row is from: those that the user asked for, or hidden ones. None where they have none."""
+        """The columns that name the source partition of each of these rows: columns that the user
+        asked for, or hidden columns. None if the rows have no such columns."""
         if all(set(self.partition) <= set(each.schema.names) for each in rows):
             return self.partition
         return PLACE if all(self.carries(each, PLACE) for each in rows) else None
@@ -257,8 +257,7 @@ class Pipeline(TopologyMaker):
             )
 
     def without_partition(self, above: Node) -> str:
-        """The mistake of a step by event time whose rows do not say from which partition they
-        are."""
+        """The mistake of a step by event time whose rows do not name their partition."""
         steps = [way[0] for way in ways_to(above) if isinstance(way[0], (Placed, SideOutput))]
         made = next((emitter_of(each) for each in steps if self.place_of(each) is None), None)
         if made is not None:
@@ -274,8 +273,8 @@ class Pipeline(TopologyMaker):
         )
 
     def watermarks(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> tuple[Placed, ...]:
-        """The watermarks that the step ``name`` over these rows follows. Raises ``TopologyError``
-        where the rows have no event time."""
+        """The watermarks of the step ``name`` over these rows. Raises ``TopologyError`` if the rows
+        have no event time."""
         closed = closed_once(call, above, on)
         timed = (above, on) if closed is None else None
         return self.watermarks_of(call, name, timed, [closed] if closed is not None else [], bounds)
@@ -288,9 +287,9 @@ class Pipeline(TopologyMaker):
         closed: Sequence[Placed],
         bounds: WatermarkBounds,
     ) -> tuple[Placed, ...]:
-        """The watermarks that the step ``name`` follows: one of its own, for rows with a time, and
-        those of closed windows. Raises ``TopologyError`` where the rows have no event time, and for
-        bounds where all rows are closed windows."""
+        """The watermarks of the step ``name``: its own, for rows with a time, and those of closed
+        windows. Raises ``TopologyError`` if the rows have no event time, and for bounds if all rows
+        are closed windows."""
         followed = dict.fromkeys(each for its in closed for each in its.watermarks)
         if timed is not None:
             above, on = timed
@@ -299,8 +298,8 @@ class Pipeline(TopologyMaker):
         return tuple(followed)
 
     def _own_watermark(self, call: Call, name: str, above: Node, *, on: str, bounds: WatermarkBounds) -> Placed:
-        """The watermark of these rows, for the step ``name`` alone: its id and its state follow
-        that name, whatever other steps there are."""
+        """The watermark of these rows, for the step ``name`` alone. Its id and its state depend on
+        that name only, and not on other steps."""
         self._check_name(call, name)
         partition = self.place_of(above)
         if partition is None:
@@ -326,8 +325,8 @@ class Pipeline(TopologyMaker):
         )
 
     def _check_never_late(self, call: Call, closed: Placed, bounds: WatermarkBounds) -> None:
-        """Raise ``TopologyError`` for bounds of closed windows. They go by the watermark that has
-        closed them, which passes the end of a window in the transaction that sends it."""
+        """Raise ``TopologyError`` for bounds of closed windows. These use the watermark that has
+        closed them, which passes the end of a window in the transaction that sends the window."""
         if bounds.micros() != WatermarkBounds().micros():
             raise call.mistake(
                 "closed windows are never late: leave late, max_ahead, idle_after and advance_when_idle out, and give them "
@@ -394,7 +393,7 @@ class Pipeline(TopologyMaker):
         return builder_of(self.name, self._reading, self._placed, self._sources, prune=prune)
 
     def _mistake_of(self, error: TopologyError) -> TopologyError:
-        """An error about a component, as one of the operator that made it."""
+        """An error about a component, as an error of the operator that made the component."""
         named = [each for each in self._placed if f"{each.id!r}" in str(error)]
         if not named or any(str(error).startswith(f"{each.call}: ") for each in self._placed):
             return error

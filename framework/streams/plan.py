@@ -6,18 +6,18 @@
                                 └─ Placed ── Stepped ── Placed
 
 ``Read`` and ``Placed`` are components. All steps between a component and those below it become one
-``StepsBolt``, called after the component: ``orders-steps``. Where there is no step, there is none.
-The steps below a side output are called after it, too: ``closed-late-steps``.
+``StepsBolt``, called after the component: ``orders-steps``. Without steps there is no such bolt.
+The steps below a side output are also named after it: ``closed-late-steps``.
 
 Invariants:
 
 1. Ids of components follow the names that the user gave, never positions.
 2. A column that no component below needs is neither computed nor read.
-3. Rows reach a component once per way from its inputs to it.
-4. Tombstones come to the bolts that delete rows for them, and to no other.
-5. Hidden columns come to the components that ask for them, and to no other that takes all columns.
-6. A row that the filters at the beginning of all ways leave out by its key, its headers or its
-   metadata is not decoded.
+3. Rows reach a component once per path from its inputs.
+4. Tombstones reach only the bolts that delete rows for them.
+5. Of the components that take all columns, only those that ask for hidden columns get them.
+6. A row is not decoded if the filters at the beginning of all paths leave it out by its key, its
+   headers or its metadata.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Placed:
     stream: str = DEFAULT_STREAM
     #: What it emits on other streams.
     side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
-    #: Whether it emits rows as they came, with their hidden columns. If not: stream -> the hidden
-    #: columns that it makes.
+    #: Whether the bolt emits unchanged rows, with their hidden columns. If not: stream -> the
+    #: hidden columns that it makes.
     passes_on: bool = False
     made_hidden: Mapping[str, Columns] = field(default_factory=dict)
     #: Whether it gets the planning times of the spout, and whose watermarks it gets.
     takes_clock: bool = False
     watermarks: tuple[Placed, ...] = ()
-    #: Where it sends windows or sessions that have closed: the column in which they end.
+    #: The column with the ends of closed windows or sessions, if the bolt sends them.
     closes: str | None = None
     #: The rows above of which the bolt deletes those that tombstones name by their ``keys``. They
     #: come with a column ``TOMBSTONE``.
@@ -211,7 +211,7 @@ class _Compilation:
         self._sources = sources
         self._prune = prune
         self._inputs = {each: _inputs_of(each) for each in placed}
-        #: The hidden columns that a component takes, and those that the ones below it take of it.
+        #: The hidden columns that a component takes, and those that components below take from it.
         self._carried: dict[Placed, Columns] = {}
         origins: list[Read | Placed] = [*sources, *placed]
         self._carried_below: dict[Read | Placed, Columns] = dict.fromkeys(origins, frozenset())
@@ -221,7 +221,7 @@ class _Compilation:
                 for way in its.ways:
                     needed = _needed(way, each.needs | self._carried[each]) & CARRIED
                     self._carried_below[_origin_of(its.component)] |= needed
-        #: Those of all that take the same rows.
+        #: The hidden columns of all components that take the same rows.
         self._carried_in: dict[_Input, Columns] = {}
         for each in placed:
             for its in self._inputs[each]:
@@ -240,7 +240,8 @@ class _Compilation:
         every: list[Component] = [*sources, *placed, *self._side_outputs]
         self._outputs: dict[Component, list[_Output]] = {each: [] for each in every}
         self._direct: dict[Component, list[Placed]] = {each: [] for each in every}
-        #: The stream of steps that a bolt takes; none where it takes what the component emits.
+        #: The stream of steps that a bolt takes; none if it takes the rows of the component
+        #: directly.
         self._taken: dict[tuple[Placed, _Input], _Output] = {}
         for each in placed:
             for its in self._inputs[each]:
@@ -468,8 +469,8 @@ def carries_tombstones(call: Call, reading: Reading, node: Node, keys: Columns) 
 
 
 def check_sequence(call: Call, reading: Reading, node: Node, keys: Columns, sequence: str) -> None:
-    """Raise ``TopologyError`` where tombstones come to a table with its keys, and without the
-    column by which the table tells newer rows from older ones."""
+    """Raise ``TopologyError`` if a table gets tombstones with its keys, but without the column by
+    which it orders changes."""
     if not carries_tombstones(call, reading, node, keys) or carries_tombstones(call, reading, node, keys | {sequence}):
         return
     if all(

@@ -1,7 +1,7 @@
-"""What users write for a column: a polars expression, or SQL text of the same.
+"""Expressions of users for a column: polars expressions, or SQL text.
 
-An expression must see one row at a time. What it gave for several rows together (a sum, a sort, a
-shift) would depend on how records fall into batches, which may differ when a batch is replayed.
+An expression must see one row at a time. A result of several rows (a sum, a sort, a shift) would
+depend on the division of records into batches, which may differ in a replay.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def is_always_true(expression: pl.Expr) -> bool:
 
 
 def tests_not_null(expression: pl.Expr, column: str) -> bool:
-    """Whether a condition says that a column is not null, as all of it or beside others by AND."""
+    """Whether a condition requires that a column is not null, alone or combined with others by
+    AND."""
     waiting = [tree_of(expression)]
     is_null = {"Function": {"input": [{"Column": column}], "function": {"Boolean": "IsNull"}}}
     is_not_null = {"Function": {"input": [{"Column": column}], "function": {"Boolean": "IsNotNull"}}}
@@ -143,8 +144,8 @@ def ran(call: Call, frame: pl.DataFrame, expression: pl.Expr) -> pl.DataFrame:
 
 
 def check_cast(kind: pl.DataType, to: pl.DataType) -> None:
-    """Raise ``PolarsError`` where no value of a type has one of another. Polars looks at that for
-    values only."""
+    """Raise ``PolarsError`` if no value of one type can be cast to another. Polars checks that only
+    for values."""
     try:
         one = pl.Series([0]).cast(kind)
     except pl.exceptions.PolarsError:  # a list, or a record
@@ -208,8 +209,7 @@ def _check_rows(call: Call, given: Any, expression: pl.Expr, tree: Any) -> None:
 
 
 def _check_comparisons(call: Call, given: Any, tree: Any, schema: pa.Schema) -> None:
-    """Refuse comparisons that give something else than they seem to: with null, and of a time with
-    a number."""
+    """Refuse comparisons with surprising results: with null, and of a time with a number."""
     for left, right in _comparisons(tree):
         if _NULL in (left, right):
             other = right if left == _NULL else left
@@ -296,8 +296,8 @@ def _gathers(node: Any) -> bool:
 
 
 def _without_types(node: Any) -> Any:
-    """The tree of an expression, with another function of the same shape in place of those that
-    polars knows only with the types of their columns: the arithmetic of SQL."""
+    """The tree of an expression, in which another function of the same shape replaces those that
+    polars resolves only with the types of their columns: the arithmetic of SQL."""
     if isinstance(node, list):
         return [_without_types(each) for each in node]
     if not isinstance(node, dict) or "Literal" in node:
@@ -311,7 +311,7 @@ def _without_types(node: Any) -> Any:
 
 
 def _hint_of(given: str) -> str | None:
-    """The fault of a text that cannot be parsed, where it is one that many make."""
+    """The mistake in a text that cannot be parsed, if it is a frequent mistake."""
     text = _QUOTED.sub("", given)
     for each, sql in _NOT_SQL:
         if each in text:

@@ -26,8 +26,8 @@ _LEVEL = pl.CompatLevel.oldest()
 
 @contextmanager
 def refusing(call: Call | None = None, *more: type[Exception]) -> Iterator[None]:
-    """Raises ``BadRecordError`` where polars refuses a value, or panics over it, and for the errors
-    ``more``. Functions of the user must not run inside."""
+    """Raises ``BadRecordError`` if polars refuses a value or panics, and for the errors ``more``.
+    Functions of the user must not run inside."""
     try:
         yield
     except BadRecordError:

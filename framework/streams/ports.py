@@ -55,8 +55,8 @@ class Reading(ABC):
 
     def tombstones(self, source: str) -> Columns:
         """The columns in which a tombstone of a source has values, if the rows have the record's
-        key, and tombstones have rows. The source then gives the column ``TOMBSTONE`` where it
-        is among those used."""
+        key, and tombstones have rows. The source then gives the column ``TOMBSTONE`` if it is among
+        those used."""
         return frozenset()
 
     def filtered(self, spout: Spout, filters: Mapping[str, EarlyFilter]) -> Spout:
@@ -82,8 +82,8 @@ class EarlyFilter:
     condition: pl.Expr
 
     def kept(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-        """Whether any component takes each row; None: all may be taken. A value that the condition
-        refuses is found again where the steps run, which tell whose it is."""
+        """Whether any component takes each row; None: all may be taken. The steps find a value that
+        the condition refuses again, and name its record."""
         try:
             with refusing():
                 found = frame_of(batch).select(self.condition.alias("kept")).get_column("kept")
@@ -135,7 +135,7 @@ class StatefulSteps(ABC):
     @abstractmethod
     def count_windows(self, name: str, windows: CountWindow, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         """The committer that sends each window of a number of rows, in the transaction of its last
-        one."""
+        row."""
 
     @abstractmethod
     def timers(self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields) -> Bolt:
@@ -160,8 +160,8 @@ class StatefulSteps(ABC):
         self, name: str, key: Sequence[str], table: str, sequence_by: str | None, *, deleted: str | None, how: JoinHow
     ) -> Bolt:
         """The committer that joins each row with the newest one of the other side, which has the
-        column ``table``, in its transaction. ``deleted``: the column that says that there is none
-        any more."""
+        column ``table``, in its transaction. ``deleted``: the column that is true if the row was
+        deleted."""
 
 
 class Target(ABC):
@@ -170,7 +170,7 @@ class Target(ABC):
 
     #: A name for the sink where the user gives none.
     name: str
-    #: The mistake of a place that can be tested, and not run.
+    #: The mistake of a place that can be tested, but not run.
     lacks: TopologyError | None = None
 
     def aggregates(self, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:

@@ -1,8 +1,9 @@
-"""The bytes that a step makes of a row where it makes many rows of it.
+"""Bounds for the bytes of a step that makes many rows of one row.
 
-``explode`` repeats the other columns for each item of a list, so a record of 20 kB with half a list
-and half a text would become 50 MB, and one of 1 MB more than the memory. Steps therefore make rows
-in parts of about ``PART_BYTES``, and refuse a row that becomes more than ``ROW_BYTES_MAX``.
+``explode`` repeats the other columns for each item of a list. So a record of 20 kB that is half a
+list and half a text would become 50 MB, and a record of 1 MB more than the memory. Steps therefore
+make rows in parts of about ``PART_BYTES``, and refuse a row that becomes more than
+``ROW_BYTES_MAX``.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from framework.errors import BadRecordError
 PART_BYTES = 16 << 20
 #: The most that one row may become.
 ROW_BYTES_MAX = 256 << 20
-#: So many rows, each of which a function makes of one, become a frame. Only then are their bytes
-#: measured, because measuring values in Python takes as long as the function.
+#: The number of rows of a frame, each made of one row by a function. Bytes are measured per frame,
+#: because measuring values in Python takes as long as the function.
 ROWS_AT_A_TIME = 256
-#: So many rows that a function makes of one are taken to be as large as the first of them.
+#: The number of rows made of one row that are assumed to be as large as the first.
 FEW = 16
 
 Sizes = npt.NDArray[np.int64]
-#: The bytes of lists and mappings, and they themselves, so that no other value gets their identity.
+#: The bytes of lists and mappings, with references to them, so that no other value gets their
+#: identity.
 Known = dict[int, tuple[int, Any]]
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
@@ -40,8 +42,8 @@ def parts_of(
     call: Call, repeated: pl.DataFrame, frame: pl.DataFrame, copies: npt.NDArray[Any], per: str
 ) -> Sequence[pl.DataFrame]:
     """The rows of ``frame`` in parts that become about ``PART_BYTES``, or have one row.
-    ``repeated``: the columns that are copied, ``copies`` times each row, once ``per`` what the
-    message says. Raises ``BadRecordError`` for a row that becomes too large."""
+    ``repeated``: the columns that are copied ``copies`` times for each row. ``per``: the reason for
+    one copy, for the message. Raises ``BadRecordError`` for a row that becomes too large."""
     if not frame.height or repeated.estimated_size() * int(copies.max()) <= PART_BYTES:
         return (frame,)
     sizes = sizes_of_rows(repeated)
@@ -56,9 +58,9 @@ def parts_of(
 def divided(
     call: Call, frame: pl.DataFrame, becomes: npt.NDArray[np.float64], why: Callable[[int], str]
 ) -> Sequence[pl.DataFrame]:
-    """The rows in parts of about ``PART_BYTES``, or of one row. ``becomes``: the bytes of each.
-    ``why``: of the largest, what the message says. Raises ``BadRecordError`` for a row that becomes
-    too large."""
+    """The rows in parts of about ``PART_BYTES``, or of one row. ``becomes``: the bytes of each row.
+    ``why``: the end of the message about the largest. Raises ``BadRecordError`` for a row that
+    becomes too large."""
     worst = int(becomes.argmax())
     if becomes[worst] > ROW_BYTES_MAX:
         raise BadRecordError(f"{call}: {why(worst)}: a row may become {ROW_BYTES_MAX:,} bytes")
@@ -95,7 +97,8 @@ class Growth:
         self._known: Known = {}
 
     def by(self, row: Iterable[Any]) -> int:
-        """The bytes of one more row. Raises ``BadRecordError`` where all become too large."""
+        """The bytes of one more row. Raises ``BadRecordError`` if all rows together are too
+        large."""
         found = bytes_in(row, self._known)
         self._bytes += found
         if self._bytes > ROW_BYTES_MAX:
@@ -106,8 +109,9 @@ class Growth:
 
 
 def bytes_in(values: Iterable[Any], known: Known) -> int:
-    """The bytes of values. A list or mapping that several share is measured once, and counts for
-    each: ``known`` has them. Raises ``BadRecordError`` for values inside each other without end."""
+    """The bytes of values. A list or mapping that several values share is measured once, and counts
+    for each: ``known`` has its bytes. Raises ``BadRecordError`` for values that contain each other
+    without end."""
     found = 0
     for each in values:
         if isinstance(each, (str, bytes)):

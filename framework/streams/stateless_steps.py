@@ -1,7 +1,7 @@
 """The stateless steps of a stream: each turns a frame into a frame, row by row.
 
-Steps travel to the tasks inside a ``StepsBolt``. On the driver they say which columns they need,
-so that a column that nothing uses is not computed, and not decoded.
+Steps travel to the tasks inside a ``StepsBolt``. On the driver they name the columns that they
+need, so that unused columns are neither computed nor decoded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from framework.topology.arrow_columns import check_cast
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 SESSION_END = "session_end"
-#: The column of closed windows that says that a window is sent again.
+#: The column of closed windows that is true if a window is sent again.
 CORRECTION = "correction"
 #: The time of a closed window: the last moment in it, as in Flink.
 WINDOW_TIME = "window_time"
 MOMENT = pa.timestamp("us", "UTC")
 AnyWindows: TypeAlias = EventWindows | Sessions | CountWindow
-#: The windows whose rows are known when they close, so that only ``when_closed`` makes something.
+#: The windows whose rows are known only when they close, so that only ``when_closed`` follows.
 KNOWN_WHEN_CLOSED: Mapping[type[AnyWindows], str] = {Sessions: "a session", CountWindow: "a window by count"}
 
 Columns = frozenset[str]
@@ -44,7 +44,7 @@ Columns = frozenset[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step(ABC):
-    """One operator. ``schema``: what comes out of it."""
+    """One operator. ``schema``: the schema of its output."""
 
     call: Call
     schema: pa.Schema
@@ -65,12 +65,13 @@ class Step(ABC):
         return ()
 
     def parts(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
-        """The rows in parts that the step is applied to one by one, in order, so that it makes few
-        bytes at a time. Raises ``BadRecordError`` for a row that it makes too many of."""
+        """The rows in parts, to which the step is applied one by one, in order, so that it makes
+        few bytes at a time. Raises ``BadRecordError`` for a row of which it makes too many
+        bytes."""
         return (frame,)
 
     def applied(self, frame: pl.DataFrame) -> Iterable[pl.DataFrame]:
-        """The rows after the step, in frames of few bytes."""
+        """The rows after the step, in small frames."""
         return map(self.apply, self.parts(frame))
 
     @abstractmethod
@@ -78,10 +79,10 @@ class Step(ABC):
 
     @abstractmethod
     def needs(self, wanted: Columns) -> Columns:
-        """The columns that must come in where these are wanted."""
+        """The input columns that the step needs for these output columns."""
 
     def narrowed(self, wanted: Columns) -> Step:
-        """The step without outputs that are not wanted."""
+        """The step with only these outputs."""
         return self
 
     def leaves(self, column: str) -> bool:
@@ -92,18 +93,18 @@ class Step(ABC):
     # --- tombstones: see framework.streams.tombstones ---------------------------------------------
 
     def known(self, known: Columns, above: pa.Schema) -> Columns:
-        """The columns in which a tombstone has its values after the step. ``known``: those before
-        it. ``above``: the columns before the step."""
+        """The columns in which a tombstone has its values after the step. ``known``: those columns
+        before the step. ``above``: all columns before the step."""
         return known
 
     def tombstone_needs(self, wanted: Columns) -> Columns:
-        """The columns that a tombstone must bring where these are wanted."""
+        """The columns that a tombstone must have for these output columns."""
         return self.needs(wanted)
 
     def carry(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> pl.DataFrame:
         """The same as ``apply`` for a frame with the column ``MARK``, which stays. ``known``: the
-        columns in which tombstones have values after the step. ``checked``: those that a function
-        must leave as they are."""
+        columns in which tombstones have values after the step. ``checked``: the columns that a
+        function must not change."""
         return self.apply(frame)
 
     def carried(self, frame: pl.DataFrame, known: Columns, checked: Columns) -> Iterable[pl.DataFrame]:
@@ -142,8 +143,7 @@ class Filter(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(Step):
-    """Columns by expressions. ``keeps``: the columns that came in stay, where they have no new
-    value."""
+    """Columns by expressions. ``keeps``: whether input columns without a new value stay."""
 
     columns: Mapping[str, pl.Expr]
     keeps: bool
@@ -197,8 +197,7 @@ class ClosedTime(Compute):
 
     @classmethod
     def of(cls, call: Call, schema: pa.Schema, end: str) -> ClosedTime:
-        """``end``: the column in which they end. Their bounds, which they had as windows, are left
-        out."""
+        """``end``: the column of their ends. Their bounds as windows are left out."""
         kept = [each for each in schema if each.name not in (WINDOW_START, WINDOW_END)]
         columns = {each.name: pl.col(each.name) for each in kept}
         columns[WINDOW_TIME] = pl.col(end) - pl.duration(microseconds=1)
@@ -244,8 +243,8 @@ class Explode(Step):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows(Step):
-    """Each row once per window that its time belongs to. ``on``: the column of the time; None: the
-    windows go by no time."""
+    """Each row once per window that contains its time. ``on``: the column of the time; None: the
+    windows use no time."""
 
     windows: AnyWindows
     on: str | None

@@ -72,7 +72,7 @@ class StepsBolt(ArrowBolt):
         #: Those of the user, whose files tell in the history which code made a transaction.
         self.functions = list(dict.fromkeys(each for step in root.steps() for each in step.functions))
         self._collector: OutputCollector | None = None
-        #: The rows before each step that takes all of them together.
+        #: The rows before each step that takes all rows together.
         self._gathered: dict[int, list[pl.DataFrame]] = {}
 
     @property
@@ -90,7 +90,8 @@ class StepsBolt(ArrowBolt):
         return list(dict.fromkeys(step.call.text for step in self._root.steps()))
 
     def unsent(self) -> TopologyError | None:
-        """The mistake of the step whose function cannot be sent to a task; None where all can."""
+        """The mistake of the step whose function cannot be sent to a task; None if all can be
+        sent."""
         found = (
             mistake for step in self._root.steps() for each in step.functions if (mistake := unsent(step.call, each))
         )

@@ -310,13 +310,14 @@ class Stream:
         deterministic: bool = False,
         **types: FieldType,
     ) -> Stream:
-        """Rows by a function of all tables that a task has of a transaction. It takes an iterator
-        of tables, and yields tables, or returns a list of them; it is called once per task and
-        transaction that has rows. ``kind``, ``setup``, ``types``: as of ``map_batches``.
+        """The rows that a function makes of all tables of a task and transaction. The function
+        takes an iterator of tables, and yields tables, or returns a list of them; it is called once
+        per transaction in each task that has rows. ``kind``, ``setup``, ``types``: as of
+        ``map_batches``.
 
-        A replay, or another parallelism, may divide the rows in another way, so
-        ``deterministic`` also says that this makes no difference. A replay repeats the effects that
-        the function has elsewhere; its rows count once."""
+        A replay, or another parallelism, may divide the rows in another way, so ``deterministic``
+        also promises that the division makes no difference. A replay repeats side effects of the
+        function; its rows count once."""
         call = called("map_partitions", function)
         _check_kind(call, kind)
         if is_async(function) or inspect.isasyncgenfunction(function):
@@ -358,12 +359,14 @@ class Stream:
         The function is called once per key of a transaction and task. ``batch_size``: it gets a
         list of up to so many keys, and returns a mapping of keys to answers, or a list of answers.
         ``cache``: how long a process keeps an answer, also None, for at most ``cache_size`` keys,
-        and so many times 8 KiB; by default, for the transaction. The rest as of ``map``.
+        and 8 KiB per key on average; by default, for the transaction. The other arguments are those
+        of ``map``.
 
-        Each row is written exactly once, with one answer. A replay asks again and may get another
-        one: opaque states and tables keep that of the last attempt; what skips a replay (Kafka,
-        Delta Lake) keeps that of the attempt that it has committed, which another sink may not
-        have. ``deterministic``: the answer for a key never changes."""
+        Each row is written exactly once, with one answer. A replay calls the function again, and
+        may get another answer. Opaque states and tables keep the answer of the last attempt. Sinks
+        that skip a replay (Kafka, Delta Lake) keep the answer of the attempt that they have
+        committed, which may differ from that of other sinks. ``deterministic``: the answer for a
+        key never changes."""
         keys = (on,) if isinstance(on, str) else tuple(on)
         call = called("lookup", function, **without_none(on=on, cache=cache))
         if not keys:
@@ -457,23 +460,24 @@ class Stream:
         idle_after: Duration | None = None,
         advance_when_idle: bool = False,
     ) -> Stream:
-        """Put each row into the windows that its time ``on`` belongs to; by default, that is the
-        timestamp of its record in the topic. They become columns, ``window_start`` and
-        ``window_end``, and ``window_start`` becomes part of the key of a following ``group_by``: so
-        late rows correct their window for ever. ``late``: for ``when_closed``, how far a row may be
+        """Put each row into the windows that contain its time ``on``, by default the timestamp of
+        its record in the topic. The columns ``window_start`` and ``window_end`` are added, and
+        ``window_start`` becomes part of the key of a following ``group_by``. So late rows correct
+        their window without a time limit. ``late``: for ``when_closed``, how far a row may be
         behind the newest one of its partition. Sessions, and windows by count, are known when they
         close: after ``group_by(...).agg(...)`` only ``when_closed`` follows.
 
-        ``by_count(100)``: windows of so many rows of a key, in the order of arrival. They go by no
-        time, so they take none of the other arguments.
+        ``by_count(100)``: windows of that number of rows of a key, in the order of arrival. They
+        use no time, so they take none of the other arguments.
 
-        The time of a closed window, or session, is the last moment in it, which becomes the column
-        ``window_time``; new bounds replace its own, and the watermark stays the same.
+        The time of a closed window, or session, is its last moment, which becomes the column
+        ``window_time``. The bounds of the new windows replace its bounds, and the watermark stays
+        the same.
 
-        ``max_ahead``: for ``when_closed``, a row whose time is further beyond the planning time of
-        its transaction is a bad record. ``idle_after``: a partition without rows for this long no
-        longer holds windows open; None: it always does. ``advance_when_idle``: while all partitions
-        are idle, event time advances with the clock, by transactions without rows
+        ``max_ahead``: for ``when_closed``, a row whose time is further ahead of the planning time
+        of its transaction is a bad record. ``idle_after``: a partition without rows for this long
+        no longer holds windows open; None: it always does. ``advance_when_idle``: while all
+        partitions are idle, event time advances with the clock, by transactions without rows
         (``topology.spout.emit.empty.batches``)."""
         call = called("window", windows, **without_none(on=on))
         if not isinstance(windows, AnyWindows):
@@ -530,9 +534,10 @@ class Stream:
         name: str | None = None,
     ) -> Table:
         """The newest row of each key. ``sequence_by``: a column that rises with each change of a
-        key; without it, the row that arrives later is newer. Tombstones that delete rows need it,
-        too: of a topic with the record's key, use ``"offset"``. ``delete_when``: the row of its key
-        is deleted where this is true. ``name``: that of ``upsert_into``, where it gives none."""
+        key; without it, the row that arrives later is newer. Tombstones that delete rows need the
+        column, too: for a topic with the record's key, use ``"offset"``. ``delete_when``: the row
+        of its key is deleted if this is true. ``name``: the default for ``name=`` of
+        ``upsert_into``."""
         more = {"sequence_by": sequence_by, "delete_when": delete_when, "name": name}
         call = called("latest_by", *key, **{name: each for name, each in more.items() if each is not None})
         if not key:
@@ -564,11 +569,11 @@ class Stream:
         advance_when_idle: bool = False,
         parallelism: int = 1,
     ) -> Stream:
-        """The first row of each key. A later one is dropped when its time ``on``, by default the
-        timestamp of its record in the topic, is less than ``within`` after that.
-        ``late``: how far a row may be behind the newest one of its partition; rows that are later
-        are dropped. ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of ``window``.
-        ``name``: the id, which the state follows."""
+        """The first row of each key. A later row is dropped if its time ``on``, by default the
+        timestamp of its record in the topic, is less than ``within`` after the first. ``late``: how
+        far a row may be behind the newest one of its partition; rows that are later are dropped.
+        ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of ``window``. ``name``: the id,
+        which the state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
@@ -602,25 +607,24 @@ class Stream:
         parallelism: int = 1,
     ) -> Stream:
         """With a stream, pairs of rows with the same key whose times are no further apart than
-        ``within``; each pair once, in the transaction that reads the second row of it.
+        ``within``; each pair once, in the transaction that reads its second row.
 
         With a table of newest rows, ``customers.latest_by("customer")``, each row of this stream
         once. Without ``times`` and ``within``: in its own transaction, with the row that the table
-        has now, after all of its rows in that transaction. With one of them: with the row that the
-        table had at its time, no older than ``within``, in the transaction whose watermark passes
-        the row.
-        ``how="left"``: also rows for which the table has none, with nulls.
+        has after all of the table's rows in that transaction. With ``times`` or ``within``: with
+        the row that the table had at its time, no older than ``within``, in the transaction whose
+        watermark passes the row. ``how="left"``: also rows without a row of the table, with nulls.
 
         Either side may be closed windows, with ``window_end`` as their time.
 
-        ``on``: the key, columns of both streams. ``times``: the column of the time, or that of this
-        stream and that of the other; by default, the timestamps of the records in their topics.
-        ``how``: a row of an outer side that has found no other comes
-        once, with nulls, when the watermark has passed the bound. ``late``: how far a row may be
-        behind the newest one of its partition; rows that are later are left out. ``max_ahead``,
-        ``idle_after``, ``advance_when_idle``: as of ``window``. A column that both streams have is
-        called ``<name>_right`` where it is the other's. ``name``: the id, which the state
-        follows."""
+        ``on``: the key, columns of both streams. ``times``: the column of the time, or a pair: the
+        columns of this and of the other stream; by default, the timestamps of the records in their
+        topics. ``how``: a row of an outer side without a partner is emitted once, with nulls, when
+        the watermark has passed the bound. ``late``: how far a row may be behind the newest one of
+        its partition; rows that are later are left out. ``max_ahead``, ``idle_after``,
+        ``advance_when_idle``: as of ``window``. A column that both streams have is called
+        ``<name>_right`` if it is from the other stream. ``name``: the id of the step and its
+        state."""
         call = called("join", **without_none(on=on, within=within, name=name))
         keys = (on,) if isinstance(on, str) else tuple(on)
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
@@ -742,11 +746,11 @@ class Stream:
         return Merged(tuple(each._node for each in moments), schema) if len(moments) > 1 else moments[0]._node
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
-        """The rows that came too late for the step that this stream comes from: ``when_closed``,
-        ``deduplicate``, ``join``, ``process``, or ``upsert_into`` of a table that expires. Of
-        windows and sessions, they are aggregated per window and transaction, in the columns of the
-        step; of a table, they have the columns that it uses; else they are as they came. ``side``:
-        of a join, those of this stream or those of the other."""
+        """The rows that came too late for the step of this stream: ``when_closed``,
+        ``deduplicate``, ``join``, ``process``, or ``upsert_into`` of a table that expires. Late
+        rows of windows and sessions are aggregated per window and transaction, in the columns of
+        the step. Late rows of a table have the columns that it uses; others are unchanged.
+        ``side``: which side of a join, this stream or the other."""
         call = called("late", *([side] if side is not None else []))
         stream = LATE_STREAM if side is None else f"{LATE_STREAM}_{side}"
         node = self._node
@@ -766,8 +770,8 @@ class Stream:
         return self._of(SideOutput(node, stream))
 
     def expired(self) -> Stream:
-        """The rows of a table that have expired, each once, with ``expires_at``, the time that the
-        watermark has passed. Of the stream that ``upsert_into`` of ``agg(...).expire(...)``
+        """The expired rows of a table, each once, with ``expires_at``, the time that the watermark
+        has reached. Call it on the stream that ``upsert_into`` of ``agg(...).expire(...)``
         returned."""
         node = self._node
         if not isinstance(node, Placed) or EXPIRED_STREAM not in node.side_schemas:
@@ -979,7 +983,7 @@ class Stream:
         return FieldsGrouping(Fields(*grouping))
 
     def _closed(self, call: Call) -> Stream | None:
-        """The rows with ``WINDOW_TIME`` where they are closed windows; None where they are not."""
+        """The rows with ``WINDOW_TIME`` if they are closed windows; otherwise None."""
         ends = (WINDOW_END, SESSION_END)
         end = next((each for each in ends if closed_once(call, self._node, each) is not None), None)
         if end is None:
@@ -1003,7 +1007,7 @@ class Stream:
         return on
 
     def _by_time(self, call: Call, name: str, on: str, bounds: WatermarkBounds) -> Mapping[str, Any]:
-        """The options of a ``Placed`` of this name that goes by a time. Places its watermarks."""
+        """The options of a ``Placed`` of this name that uses event time. Places its watermarks."""
         watermarks = self._pipeline.watermarks(call, name, self._node, on=on, bounds=bounds)
         return {"watermarks": watermarks, "hidden": frozenset(hidden_of([on]))}
 

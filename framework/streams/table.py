@@ -41,7 +41,7 @@ from framework.user_call_argument_checks import checks_arguments
 if TYPE_CHECKING:
     from framework.streams.stream import Stream
 
-#: The columns in which windows end, of those that end at a time.
+#: The columns with the ends of windows, for windows that end at a time.
 _ENDS: Mapping[type[AnyWindows], str] = {EventWindows: WINDOW_END, Sessions: SESSION_END}
 
 
@@ -114,9 +114,9 @@ class Grouped:
         advance_when_idle: bool = False,
         parallelism: int = 1,
     ) -> Stream:
-        """The rows that code of your own emits, which gets the rows of a key in the order of their
-        times ``on``, by default the timestamps of their records in the topic, keeps a value per
-        key, and sets timers. ``kind``: a subclass of ``TimerCommitter``, with ``on_record`` and
+        """The rows that your own code emits. It gets the rows of a key in the order of their times
+        ``on``, by default the timestamps of their records in the topic, keeps a value per key, and
+        sets timers. ``kind``: a subclass of ``TimerCommitter``, with ``on_record`` and
         ``on_timer``. ``output``: the columns that it emits, as in ``Fields(order=str, cents=int)``.
 
         ``late``: how far a row may be behind the newest one of its partition; rows that are later
@@ -196,7 +196,7 @@ class Table(ABC):
         """The columns that the committer takes; None: all."""
 
     def _by_time(self, call: Call, name: str) -> Mapping[str, Any]:
-        """The options of a ``Placed`` that goes by event time."""
+        """The options of a ``Placed`` that uses event time."""
         return {}
 
     def tombstone_keys(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class Table(ABC):
         return ()
 
     def check_tombstones(self) -> None:
-        """Raise ``TopologyError`` where tombstones come that the table cannot put in order."""
+        """Raise ``TopologyError`` if the table gets tombstones that it cannot order."""
 
 
 @checks_arguments
@@ -230,15 +230,15 @@ class AggregatesTable(Table):
         idle_after: Duration | None = None,
         advance_when_idle: bool = False,
     ) -> ExpiringTable:
-        """The table without the rows of keys that have had no row for so long, by the time ``on``;
-        by default, that is the timestamp of the record in its topic. A row is deleted in the
-        transaction whose watermark passes the newest time of its key plus ``after``. Rows of that
-        transaction count before.
+        """The table without the rows of keys that have had no row for this time, by the time
+        ``on``, by default the timestamp of the record in its topic. A row is deleted in the
+        transaction whose watermark reaches the newest time of its key plus ``after``. The rows of
+        that transaction count first.
 
-        ``upsert_into(...)`` keeps it, with a column ``expires_at``; ``expired()`` of the stream
-        that it returns has each deleted row once, and ``late()`` the rows that are ``after`` or
-        more behind the watermark, which change nothing. ``late``: how far a row may be behind the
-        newest one of its partition. ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of
+        ``upsert_into(...)`` keeps the table, with a column ``expires_at``, and returns a stream:
+        its ``expired()`` has each deleted row once, and its ``late()`` the rows that are ``after``
+        or more behind the watermark, which change nothing. ``late``: how far a row may be behind
+        the newest one of its partition. ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of
         ``window``."""
         call = called("expire", after, **without_none(on=on))
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
@@ -258,9 +258,9 @@ class AggregatesTable(Table):
         number of its first row among those of its key, from 0, and its ``window_end`` the number
         after its last one.
 
-        ``allowed_lateness``: how long after its end a window still takes rows; it is then sent
-        again, and the column ``correction`` is true. ``name``: the id, which the state follows; by
-        default it is made of the source and the key, as ``orders-per-shop``."""
+        ``allowed_lateness``: how long after its end a window still takes rows; the window is then
+        sent again, with the column ``correction`` true. ``name``: the id of the step and its state;
+        by default it is made of the source and the key, as ``orders-per-shop``."""
         call = called("when_closed", **without_none(name=name))
         return self._stream._of(self._windows(call, name, allowed_lateness, parallelism))
 
@@ -338,7 +338,7 @@ class AggregatesTable(Table):
         )
 
     def _own_name(self, call: Call) -> str:
-        """The name where the user gives none: of what is read, and of the key."""
+        """The default name, made of the source and the key."""
         sources = dict.fromkeys(name_of(component) for component, _ in ways_to(self._stream._node))
         name = f"{'-'.join(sources)}-per-{'-'.join(each for each in self._key if each != WINDOW_START)}"
         try:
@@ -354,7 +354,7 @@ class AggregatesTable(Table):
 
 
 class ExpiringTable(Table):
-    """Aggregates per key, without those of keys that had no row for a time."""
+    """Aggregates per key, without keys that have had no row for a time."""
 
     def __init__(
         self,
@@ -389,8 +389,8 @@ def _used(key: Sequence[str], aggregates: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class NewestTable(Table):
-    """The newest row of each key. ``call``: its ``latest_by``. ``name``: that of its sink, where
-    the sink is given none."""
+    """The newest row of each key. ``call``: its ``latest_by``. ``name``: the default name of its
+    sink."""
 
     def __init__(
         self, stream: Stream, key: tuple[str, ...], sequence_by: str | None, call: Call, name: str | None = None
@@ -431,9 +431,9 @@ class NewestTable(Table):
     def joining(
         self, committers: StatefulSteps, name: str, names: Mapping[str, str], how: JoinHow, *, tombstones: bool
     ) -> Bolt:
-        """The committer that joins rows with those that the table has now. ``names``: those of the
-        table's columns in the joined rows. ``tombstones``: whether its rows come with the column
-        ``TOMBSTONE``, which they need not have by themselves."""
+        """The committer that joins rows with the present rows of the table. ``names``: the names of
+        the table's columns in the joined rows. ``tombstones``: whether the table's rows get the
+        column ``TOMBSTONE``."""
         sequence = names[self._sequence_by] if self._sequence_by is not None else None
         deleted = names.get(TOMBSTONE, TOMBSTONE) if self._deletes or tombstones else None
         return committers.current_rows(name, self._key, names[self._own()[0]], sequence, deleted=deleted, how=how)
@@ -462,9 +462,9 @@ class NewestTable(Table):
 
 
 def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> BeforeWindows | None:
-    """The rows before they were put into windows; None where there are no windows, or where the
-    steps after them use their start or end, or leave out columns. ``known``: those of other
-    nodes, so that the same rows are one node."""
+    """The rows before they were put into windows; None if there are no windows, or if the steps
+    after them use their start or end, or leave out columns. ``known``: such rows of other nodes, so
+    that the same rows are one node."""
     if node in known or not isinstance(node, Stepped):
         return known.get(node)
     step = node.step
@@ -484,14 +484,14 @@ def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> Befo
 
 
 def check_time(call: Call, name: str, schema: pa.Schema) -> None:
-    """A number has no unit, so it is no time."""
+    """Refuse a number as a time, because it has no unit."""
     kind = field_of(schema, name).type
     if not pa.types.is_temporal(kind):
         raise call.mistake(f"column {name!r} is {kind}, and event time needs a timestamp: cast it first")
 
 
 def of_target(call: Call, note: Callable[[Target], None], target: object, make: Callable[[Any], Bolt]) -> Bolt:
-    """The committer that ``make`` gives for a target, and the mistake of this call where there is
+    """The committer that ``make`` gives for a target; raises the mistake of this call if there is
     none. ``note`` takes the target."""
     if not isinstance(target, Target):
         raise call.mistake(f"{target!r} is a {type(target).__name__}: give a place such as sqlite('shop.db', 'orders')")

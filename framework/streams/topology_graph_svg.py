@@ -18,8 +18,8 @@ _BOX = 'stroke="currentColor" style="fill: var(--jp-layout-color0, Canvas)"'
 
 
 def graph_svg(shape: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """``shape``: that of a topology, its components in the order of the rows. The groupings are in
-    the titles of the arrows."""
+    """``shape``: the shape of a topology, with its components in the order of the rows. The
+    groupings are in the titles of the arrows."""
     components, edges = shape["components"], shape["edges"]
     column: dict[str, int] = {}
     for each in components:

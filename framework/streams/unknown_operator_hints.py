@@ -1,5 +1,5 @@
 """Errors for names that a stream, a grouped stream or a table does not have: an operator of another
-engine, an operator of the other kind, or a column. Each says what to write."""
+engine, an operator of the other kind, or a column. Each error says what to write."""
 
 from __future__ import annotations
 

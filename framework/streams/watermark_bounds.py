@@ -12,8 +12,8 @@ from framework.operators.watermarks import MAX_AHEAD, check_advance
 
 @dataclass(frozen=True, slots=True)
 class WatermarkBounds:
-    """``late``: how far a row may be behind the newest one of its partition. ``max_ahead``: a row
-    that is further beyond the planning time is bad. ``idle_after``: a partition without rows for
+    """``late``: how far a row may be behind the newest row of its partition. ``max_ahead``: a row
+    that is further ahead of the planning time is bad. ``idle_after``: a partition without rows for
     this long does not delay the watermark; None: it always does. ``advance_when_idle``: while all
     partitions are idle, the watermark advances with the planning times."""
 
@@ -31,8 +31,8 @@ class WatermarkBounds:
         return self
 
     def micros(self) -> tuple[int, int, int | None, bool]:
-        """The bounds, those of time in microseconds. Raises ``ConfigError`` for one that is no
-        length of time, and for an ``advance_when_idle`` that has no effect."""
+        """The bounds, with times in microseconds. Raises ``ConfigError`` for a bound that is not a
+        length of time, and for an ``advance_when_idle`` without effect."""
         check_advance(self.advance_when_idle, self.idle_after)
         idle_after = micros_of(self.idle_after, "idle_after") if self.idle_after is not None else None
         late, max_ahead = micros_of(self.late, "late"), micros_of(self.max_ahead, "max_ahead")

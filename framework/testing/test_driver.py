@@ -44,7 +44,7 @@ from framework.transactions.run import TopologyFailed
 TAKE = 100
 #: A driver that needs more steps makes no progress.
 _STEPS_MAX = 100_000
-#: Attempts of a transaction whose servers do not answer. A run makes more, without limit.
+#: The attempts of a transaction whose servers do not answer. A real run repeats them without limit.
 _ATTEMPTS_MAX = 10
 
 

@@ -136,9 +136,9 @@ class Combiner(ABC):
     _on_refused: OnRefused | None = None
 
     def leave_out_refused(self, on_refused: OnRefused | None) -> None:
-        """Called before the first ``add``, where all tuples fall due by time, and may be left out.
-        A ready-made combiner then leaves out those that it refuses, and calls ``on_refused`` for
-        each; others raise ``BadRecordError``."""
+        """Called before the first ``add`` if all tuples fall due by time, and may be left out. A
+        ready-made combiner then leaves out the tuples that it refuses, and calls ``on_refused`` for
+        each; other combiners raise ``BadRecordError``."""
         self._on_refused = on_refused
 
     def finish_parts(self) -> Iterable[pa.RecordBatch]:
@@ -179,8 +179,8 @@ class Bolt(ABC):
     #: every component above must make this promise.
     deterministic: bool = False
 
-    #: True says that the bolt keeps nothing and only passes rows on, so that it may come, change
-    #: and go while the states below it exist.
+    #: True promises that the bolt keeps nothing and only passes rows on, so that it may be added,
+    #: changed and removed while the states below it exist.
     may_come_and_go: bool = False
 
     #: True allows the commit of a small batch to run on the driver, which saves a Spark job. It
@@ -273,8 +273,8 @@ class Bolt(ABC):
 
     def bind_written_topics(self, written: Sequence[WrittenTopic]) -> None:
         """Called once, on the driver, by the builder, with the topics that the bolts of the
-        topology write. A bolt whose rows name the topics to write must refuse those that do not
-        hold records."""
+        topology write. A bolt whose rows name topics must refuse the topics that do not hold
+        records."""
 
     def _lookup_counts(self) -> Mapping[str, LookupCounts]:
         """The lookups since ``prepare``, by the name of their function, for the metrics. Called in
@@ -374,22 +374,23 @@ class Committer:
     #: ``ratchet_late_records``.
     late_records = 0
 
-    #: The streams whose rows fall due by time, such as windows that close: no record of the
-    #: transaction is the cause of such a row. A bolt below that refuses one loses only this row
+    #: The streams whose rows fall due by time, such as closing windows: no record of the
+    #: transaction causes such a row. If a bolt below refuses such a row, only this row is left out
     #: (ADR 126).
     due_streams: frozenset[str] = frozenset()
 
     def sends_rows_of(self, fields: Fields) -> bool:
-        """Whether rows of an input with these fields become rows that it emits. False for an input
-        that only changes what other rows are joined with."""
+        """Whether rows of an input with these fields become emitted rows. False for an input that
+        is only a table for a join."""
         return True
 
     _on_refused: OnRefused | None = None
 
     def leave_out_refused(self, on_refused: OnRefused) -> None:
-        """Called in the commit phase, after ``prepare``, where all rows fall due by time, and may
-        be left out. ``finish_batch`` of a ready-made committer then writes the rows that its store
-        accepts, and calls ``on_refused`` for each of the others; others raise ``BadRecordError``.
+        """Called in the commit phase, after ``prepare``, if all rows fall due by time, and may be
+        left out. ``finish_batch`` of a ready-made committer then writes the rows that its store
+        accepts, and calls ``on_refused`` for each other row; other committers raise
+        ``BadRecordError``.
         """
         self._on_refused = on_refused
 
@@ -399,12 +400,13 @@ class Committer:
 
     def try_writes(self) -> None:
         """Called in the task after the last ``execute``, if the store has refused a value of the
-        batch in the commit, and no earlier transaction is uncommitted. Write what ``finish_batch``
-        would write, and undo it. Raises ``BadRecordError`` if the store refuses a value; then
-        probes find all records with such values (ADR 128)."""
+        batch in the commit, and all earlier transactions are committed. Write what ``finish_batch``
+        would write, and undo the writes. Raises ``BadRecordError`` if the store refuses a value;
+        then probes find all records with such values (ADR 128)."""
 
-    #: Set before each ``execute`` of a component that takes rows that fall due by time, and others:
-    #: called for a row of this batch that is left out. None: no row of it may be.
+    #: Set before each ``execute`` of a component that takes both rows that fall due by time and
+    #: other rows: called for each row of this batch that is left out. None: no row of the batch may
+    #: be left out.
     _on_refused_due: OnRefused | None = None
 
     def keep_for_commit(self) -> bytes | None:
@@ -444,9 +446,8 @@ class ArrowBolt(Bolt):
     [{'word': ['A']}]
     """
 
-    #: True promises that ``execute_arrow`` has kept no row of a batch for which it raises
-    #: ``BadRecordError``, and that it emits record batches only. Then it may get parts of this
-    #: batch.
+    #: True promises that ``execute_arrow`` keeps no row of a batch for which it raises
+    #: ``BadRecordError``, and emits only record batches. Then it may get parts of such a batch.
     takes_batches_whole: bool = False
 
     @abstractmethod

@@ -75,7 +75,7 @@ class Topology(Graph):
             undoes = all(state.can_undo for state in each.states) if each.states else bolt.can_undo
             merges = type(bolt).combiner is not Bolt.combiner  # the rows depend on the layout
             of_tasks = any(isinstance(sub.grouping, (AllGrouping, DirectGrouping)) for sub in each.subscriptions)
-            # A committer emits in the commit phase. Every spout reads a batch again as it was.
+            # A committer emits in the commit phase. Every spout replays the same batch.
             differ = any(
                 above.committer or not (_is_deterministic(above) or above.id == self.spout.id)
                 for above in upstream_of(self, each.id)
@@ -96,8 +96,9 @@ class Topology(Graph):
         return found
 
     def skips_replays(self) -> list[str]:
-        """What is right only if a replayed batch is the same batch (C5, C11): transactional states,
-        and committers whose tasks commit one by one. Empty with ``at_least_once``."""
+        """The components that are right only if a replayed batch is the same batch (C5, C11): those
+        with transactional states, and committers whose tasks commit one by one. Empty with
+        ``at_least_once``."""
         if self.at_least_once:
             return []
         found = []
@@ -119,7 +120,7 @@ class Topology(Graph):
         ]
 
     def steps(self) -> list[str]:
-        """The bolts that may come and go while a state exists."""
+        """The bolts that may be added and removed while a state exists."""
         return [
             each.id for each in self.components if isinstance(each.instance, Bolt) and each.instance.may_come_and_go
         ]

@@ -1,10 +1,10 @@
 """Replays dead letters as batches of a spout (C48).
 
-A request names letters. The planner puts some of them into a plan of their own, as an entry of a
-pseudo-partition; the source contributes nothing to that batch. The reader decodes them like records
-of the source, and emits on the stream of dead letters how each has ended: settled, or refused
-again. So one transaction applies a record and ends its letter, or does neither, and a repeated
-attempt reads the same letters.
+A request names letters. The planner puts some of them into a separate plan, as an entry of a
+pseudo-partition; the source contributes nothing to that batch. The reader decodes the letters like
+records of the source, and emits the result of each letter on the stream of dead letters: settled,
+or refused again. So one transaction applies a record and ends its letter, or does neither, and a
+repeated attempt reads the same letters.
 
 Invariants:
 
@@ -213,7 +213,7 @@ class LettersPlanner(PlannerWrapper):
         return self._known
 
     def _left(self, plan: Mapping[str, Meta | None], request: LetterRequest) -> Sequence[tuple[Sequence[Any], int]]:
-        """The letters that are not planned yet; none of an outdated request."""
+        """The letters that are not planned yet; none if the request is outdated."""
         if is_outdated(request, plan.get(LETTERS_PARTITION)):
             return ()
         return request.letters[_first(plan) - _begin(plan, request) :]

@@ -1,8 +1,8 @@
-"""Decimals that Arrow may be given: from texts, and from values of Python.
+"""Decimals that Arrow can safely take: from texts, and from values of Python.
 
 Arrow scales a number by a table of powers of ten. For a number with many more digits after the
-point than its type has, such as ``1e-100000000``, it reads beyond the table: it gives 0, or ends
-the process (seen with pyarrow 26.0.1). So no such number may reach it.
+point than its type has, such as ``1e-100000000``, Arrow reads beyond the table, and gives 0 or ends
+the process (seen with pyarrow 26.0.1). So no such number may reach Arrow.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def exact_decimal(number: decimal.Decimal | str, declared: pa.DataType) -> decim
 
 
 def decimals_of_text(texts: pa.Array, declared: pa.DataType) -> pa.Array:
-    """The numbers that texts write, in a decimal type. Raises ``ArrowInvalid`` for a text that is
-    no number, or whose number the type does not hold exactly."""
+    """The numbers of texts, in a decimal type. Raises ``ArrowInvalid`` for a text that is not a
+    number, or whose number the type does not hold exactly."""
     others = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _PLAIN)), False)
     if not pc.any(others).as_py():
         return texts.cast(declared)
@@ -69,9 +69,10 @@ def decimals_of_text(texts: pa.Array, declared: pa.DataType) -> pa.Array:
 
 
 def with_decimals(column: pa.Array, declared: pa.DataType) -> pa.Array:
-    """The column, with decimals in the place of the texts and integers that the declared type has
-    decimals for, at any depth: Arrow reads no text of a far decimal, and takes integers only if the
-    type holds all of them. Raises as ``decimals_of_text``. The result may have wider types.
+    """The column, with decimals in place of texts and integers wherever the declared type has
+    decimals, at any depth, because Arrow cannot read texts with many digits, and takes integers
+    only if the type holds all of them. Raises as ``decimals_of_text``. The result may have wider
+    types.
 
     >>> with_decimals(pa.array([["1.5", "2e1"]]), pa.list_(pa.decimal128(5, 2))).to_pylist()
     [[Decimal('1.50'), Decimal('20.00')]]

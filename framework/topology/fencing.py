@@ -117,9 +117,9 @@ class Header:
     """The one header of a state: its owner, the leader and the attempt that may write, and the last
     finished txid.
 
-    ``incarnation`` is that of the topology that first used the state. It tells a table that was
-    dropped and created again, or a topology that was begun anew, from the one before. ``open`` is
-    None until the first commit. ``done`` is the last finished txid, 0 at first.
+    ``incarnation`` is that of the topology that first used the state. It distinguishes a table that
+    was dropped and created again, or a topology that was started from nothing, from the former one.
+    ``open`` is None until the first commit. ``done`` is the last finished txid, 0 at first.
     """
 
     topology_id: str

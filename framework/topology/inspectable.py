@@ -85,16 +85,16 @@ class TimedBolt(Protocol):
 
 @runtime_checkable
 class LateBolt(Protocol):
-    """A committer that sends late records to streams of their own. A row of these may represent
+    """A committer that sends late records to separate streams. A row of such a stream may represent
     several records."""
 
     late_streams: frozenset[str]
 
     def late_for(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The columns of a late row that say for which result it was late."""
+        """The columns of a late row that identify the result for which it was late."""
 
     def is_late_with(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Whether the records of a late row are among those of another one."""
+        """Whether the records of a late row are among those of another late row."""
 
     def make_all_late(self) -> None:
         """Called by ``explain``, on the driver, on a copy of the bolt: all records are late."""
@@ -144,8 +144,8 @@ class InspectableState(FencedState):
         Calls ``differs`` for each difference. Returns the number of keys compared."""
 
     def doubts(self, differences: Sequence[Difference]) -> str:
-        """Why some of these differences may come from somebody else who changes the rows as they
-        are written, in a few words; empty: none does."""
+        """The reason, in a few words, why other code may have caused some of these differences by
+        changing rows as they are written; empty if there is none."""
         return ""
 
 
@@ -189,7 +189,7 @@ class KeyedState(InspectableState):
         columns. Raises ``ConfigError`` with the problem."""
 
     def key_columns(self) -> Sequence[str]:
-        """The columns of a key; none: they are not known."""
+        """The columns of a key; empty if unknown."""
         return ()
 
     @abstractmethod

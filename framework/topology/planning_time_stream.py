@@ -1,8 +1,8 @@
 """The clock stream of a partitioned spout: the planning time of each batch, as a tuple of the
 batch.
 
-A topology that goes by event time needs a clock that a replay does not change. So the planning time
-is a part of the plan: an entry of a pseudo-partition, which the reader turns into one tuple on the
+A topology that uses event time needs a clock that a replay does not change. So the planning time is
+a part of the plan: an entry of a pseudo-partition, which the reader turns into one tuple on the
 stream ``CLOCK_STREAM``. The builder adds the stream to its spout if a bolt subscribes to it.
 """
 
@@ -50,8 +50,8 @@ CLOCK_STREAM = "clock"
 CLOCK_FIELDS = Fields.of(
     {"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_(), "begun": pa.list_(pa.string())}
 )
-#: The fields that outlines of topologies show. The columns of the clock are no part of the shape of
-#: a topology, so outlines that are stored stay the same when it gets more.
+#: The fields that outlines of topologies show. The columns of the clock are not part of the shape
+#: of a topology, so stored outlines stay equal when the clock gets more columns.
 OUTLINED_CLOCK = Fields.of({"planned_at": pa.int64(), "unread": pa.bool_(), "behind": pa.bool_()})
 #: The streams of a spout that hold no records.
 HIDDEN_STREAMS = frozenset({CLOCK_STREAM, DEAD_LETTER_STREAM})
@@ -134,7 +134,7 @@ class ClockPlanner(PlannerWrapper):
         return {**plan, CLOCK_PARTITION: clock}
 
     def _behind(self, plan: Plan) -> set[str]:
-        """The partitions that have readable records behind those of the plan."""
+        """The partitions that have readable records after those of the plan."""
         if self._planner.lag(plan) == 0:
             return set()
         progress = self._planner.progress(plan, [])

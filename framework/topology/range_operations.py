@@ -44,9 +44,9 @@ class SourceRanges:
         return None
 
     def narrowed(self, whole: Mapping[str, Meta], part: Mapping[str, Meta]) -> Mapping[str, Meta]:
-        """Adapt what the entries of ``part`` say about the plan as a whole. ``part`` holds the
-        first records of ``whole``, with the ``beginning`` of each range that it lacks. The default
-        changes nothing."""
+        """Adapt the information in the entries of ``part`` about the plan as a whole. ``part``
+        holds the first records of ``whole``, with the ``beginning`` of each range that it lacks.
+        The default changes nothing."""
         return part
 
     def stages(self, ranges: Mapping[str, Meta]) -> Sequence[Mapping[str, Meta]]:

@@ -1,4 +1,4 @@
-"""Finds the rows that something refuses, by halving, and goes on with the others (ADR 126)."""
+"""Finds refused rows by halving, and continues with the other rows (ADR 126)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.errors import BadRecordError, BatchTooLargeError
 
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table, list[Any])
 T = TypeVar("T")
-#: Called with the reason for which a row is left out.
+#: Called with the reason why a row is left out.
 OnRefused = Callable[[BadRecordError], None]
 
 
@@ -27,7 +27,7 @@ def accepted(
     on_refused: OnRefused | None,
     divide: Callable[[Rows], tuple[Rows, Rows] | None] = halves,
 ) -> Iterator[T]:
-    """Give rows to ``take``, and yield its results for those that it does not refuse by a
+    """Give rows to ``take``, and yield its results for the rows that it does not refuse by a
     ``BadRecordError``, part by part, in order. ``take``: keeps no row of a part that it refuses.
     ``on_refused``: None if nothing may be left out; then the error is raised. ``divide``: makes two
     parts of one; None for a part that must be refused as a whole."""

@@ -159,9 +159,9 @@ class BaseRichSpout(ABC):
     def unread(self) -> Mapping[str, str | None] | None:
         """Return the partitions of its source that this task has not read to their ends, each with
         the stream on which it is emitted (None: any); None while the task does not know them. Each
-        partition is read in its order; ``emit`` names the partition of a tuple. Bolts that go by
-        event time wait for these. By default, the whole input of the task is one partition, and is
-        read to its end when the task has ``caught_up``."""
+        partition is read in its order; ``emit`` names the partition of a tuple. Bolts that use
+        event time wait for these partitions. By default, the whole input of the task is one
+        partition, and is read to its end when the task has ``caught_up``."""
         return {} if self.caught_up() else {"": None}
 
     @abstractmethod

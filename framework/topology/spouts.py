@@ -152,7 +152,7 @@ class PartitionProgress:
 TOMBSTONE = "tombstone"
 #: The names of the columns that a pipeline adds for itself begin with this.
 HIDDEN = "ratchet:"
-#: Fields that say where and when the record of a row was written, for event time.
+#: Fields with topic, partition and time of the record of a row, for event time.
 RECORD_FIELDS: Mapping[str, pa.DataType] = {
     f"{HIDDEN}topic": pa.string(),
     f"{HIDDEN}partition": pa.int32(),
@@ -309,8 +309,8 @@ class TransactionalSpout(Spout):
 #: In an entry of a plan: the offsets of records that are left out, ascending, because of an
 #: ``undo``, or because their values were refused.
 LEFT_OUT = "left_out"
-#: In an entry of a plan: before this offset, records were left out that ``LEFT_OUT`` lists no more
-#: (absent: none), because all lists are bounded.
+#: In an entry of a plan: the offset before which ``LEFT_OUT`` no longer lists all left-out records
+#: (absent: it lists all), because the lists are bounded.
 LEFT_OUT_FROM = "left_out_from"
 #: In an entry of a plan: offset, as text, -> reason, for those records of its own range whose
 #: values were refused. Not copied to the next plan.
@@ -318,8 +318,8 @@ REFUSED = "refused"
 #: In an entry of a plan with ``REFUSED``: the ``on_bad_record`` of the bolt that refused them, if
 #: that is not "fail". Without it, that of the spout applies.
 ON_REFUSED = "on_refused"
-#: In an entry that a probe reads: the entry of the batch, other parts of which are read next. A
-#: reader may keep what it fetches of it. No plan that is stored has it.
+#: In an entry that a probe reads: the entry of the whole batch, whose other parts are read next, so
+#: that a reader may keep what it fetches. Stored plans never have it.
 PART_OF = "part_of"
 #: In an entry of a plan of a bounded source, in addition to ``next_offset``: where reading ends.
 END_OFFSET = "end_offset"
@@ -499,9 +499,9 @@ class PartitionPlanner(ABC):
         by ``ratchet check`` and ``ratchet run``."""
 
     def check_first_plan(self, has_run: Callable[[], bool]) -> None:
-        """As ``check``, of what only the first plan of a topology needs, such as the offsets where
-        reading begins. ``has_run``: whether something was committed before; it asks ZooKeeper, so
-        call it only where it matters."""
+        """As ``check``, for settings that only the first plan of a topology needs, such as the
+        offsets where reading begins. ``has_run``: whether something was committed before; it asks
+        ZooKeeper, so call it only if needed."""
 
     def source_identity(self) -> Mapping[str, Any]:
         """Return the properties of the source that must not change while a topology's state exists;

@@ -15,13 +15,14 @@ DEFAULT = b"default"
 class TableChanges(NamedTuple):
     """Changes of one table with one set of columns, in their order.
 
-    ``table``: its database, its schema and its name, as far as the source has them; the name is the
-    last. ``key``: the columns of its primary key. ``rows``: a row for each change, with all of its
-    columns; None: the table is emptied. ``deleted``: which of them delete. ``unchanged``: for each,
-    the names of the columns whose values did not change and are not in the row; None: there are
-    none. ``server``: tells databases of the same name apart; empty if there is only one.
-    ``positions``: for each, where the source has made it: an integer that rises with the changes of
-    a key, null if it is not known; for an emptied table a single one; None: none is known."""
+    ``table``: the database, the schema and the name, as far as the source has them; the name is the
+    last. ``key``: the columns of its primary key. ``rows``: a row for each change, with all
+    columns; None: the table is emptied. ``deleted``: for each row, whether the change deletes.
+    ``unchanged``: for each row, the names of columns whose values did not change and are not in the
+    row; None: there are none. ``server``: distinguishes databases of the same name; empty if there
+    is only one. ``positions``: for each row, the position of the change in the source, an integer
+    that rises with the changes of a key, or null if unknown; for an emptied table a single
+    position; None: no position is known."""
 
     table: tuple[str, ...]
     key: tuple[str, ...]

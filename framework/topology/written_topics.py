@@ -1,5 +1,5 @@
-"""The topics that a topology writes, so that its spout does not read them, and the topics that it
-reads or uses itself, so that no row is routed there."""
+"""The topics that a topology writes, which its spout must not read, and the topics that it reads or
+uses itself, to which no row is routed."""
 
 from __future__ import annotations
 

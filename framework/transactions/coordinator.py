@@ -142,8 +142,9 @@ class OpenedRows:
 @dataclass(frozen=True, slots=True)
 class Processed:
     """The end of a processing phase; ``failure`` is None when it succeeded. ``rows``: committer ->
-    the rows for it, where every attempt at a plan must produce equally many; and ``READ`` -> the
-    records read. ``searched``: what probes have found, if a value was refused."""
+    the number of its rows, for committers that must get the same number in every attempt at a plan;
+    and ``READ`` -> the number of records read. ``searched``: the result of probes, if a value was
+    refused."""
 
     txid: int
     attempt_id: int
@@ -207,7 +208,8 @@ class Persist:
     * ``plans``: txid -> (attempt id, plan) to write.
     * ``currtx``: the new value, None to leave it.
     * ``opens``: the commit that is about to begin, or that was rolled back.
-    * ``opened_rows``: of the commit that is about to begin; None where no committer needs them.
+    * ``opened_rows``: the rows of the commit that is about to begin; None if no committer needs
+      them.
     * ``dropped``: txids whose stored plans are removed."""
 
     attempts: Mapping[int, int]
@@ -651,8 +653,8 @@ class Coordinator:
             return found
         plan, is_part = found
         if is_part:
-            # In a batch that is too large, no record is looked for: the source has learned from the
-            # half what fits when it plans the next batch.
+            # A batch that is too large is not searched for a record. When the source plans the next
+            # batch, it has learned from the half what fits.
             self._suspects = {} if failure.error == BatchTooLargeError.__name__ else transaction.plan
         if transaction.opened:
             transaction.lost, transaction.narrower = True, plan
@@ -661,7 +663,8 @@ class Coordinator:
         return None
 
     def _may_try(self, plan: Plan, failure: TaskFailure) -> bool:
-        """Whether the next attempt may find in its processing phase what a commit has refused."""
+        """Whether the next attempt may find, in its processing phase, the values that a commit has
+        refused."""
         may_search = self._narrowing is not None and self._narrowing.may_search(plan, failure)
         return may_search and failure.component_id in self._tries_writes
 
@@ -807,9 +810,9 @@ class Coordinator:
 
 
 def _differing_rows(transaction: _Transaction) -> TaskFailure | None:
-    """The failure of an attempt at an opened commit that has other rows for a committer than the
-    attempt that opened it (C11); None if they agree, or if the source has other records: it may
-    have lost some, as a compacted topic does."""
+    """The failure of an attempt at an opened commit, if a committer has another number of rows than
+    in the attempt that opened the commit (C11). None if the numbers agree, or if the source has
+    other records, because it may have lost some, as a compacted topic does."""
     opened, rows = transaction.opened_rows, transaction.rows
     if opened.get(READ) != rows.get(READ):
         return None

@@ -15,7 +15,7 @@ from framework.transactions.driver_context import DriverContext
 from framework.transactions.narrowing import Refused
 
 _log = get_logger()
-#: Of how many other records the log says where they are, when several are refused together.
+#: The number of further records whose places the log names, when several are refused together.
 REFUSED_SHOWN = 9
 
 

@@ -11,8 +11,8 @@ Invariants:
 2. The keeper copies only records from the store, so only closed transactions.
 3. After each error, and at the start of each leader, the keeper reads from the target where to
    continue. So a crash between a close and its copy neither loses nor doubles a record.
-4. A target that does not answer delays no transaction. The keeper tries again, and reports the
-   delay.
+4. A target that does not answer does not delay transactions. The keeper tries again, and reports
+   the delay.
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ from framework.topology.spouts import (
 from framework.transactions.plans import Plan
 
 #: The most records that the entries of a plan list as left out, so that a plan fits into a znode,
-#: and into the record of its transaction. Beyond that, each entry forgets the older half of those
-#: before its range. No batch reads them again; only ``verify`` and ``rebuild``, if they no longer
-#: have the record of their transaction, would, and refuse it.
+#: and into the record of its transaction. Beyond that, each entry forgets the older half of the
+#: records before its range. No batch reads these again. Without the stored record of their
+#: transaction, ``verify`` and ``rebuild`` would read them, and refuse to.
 LEFT_OUT_MAX = 5_000
 #: A larger batch is halved first: a probe of it would take too long.
 SEARCHED_MAX = 50_000
 #: The most refused records of one batch, and the most characters of their reasons, so that they fit
-#: into a znode. A search that meets more ends there, and the rest of the batch is a later one.
+#: into a znode. A search that finds more ends there, and the rest of the batch is a later batch.
 REFUSED_MAX = 1_000
 REASONS_MAX = 100_000
 
@@ -88,26 +88,26 @@ class Narrowing:
         self._policies = {each: policy for each, policy in policies.items() if policy != "fail"}
 
     def applies(self, plan: Plan, failure: TaskFailure) -> bool:
-        """Whether a record of this plan may be removed because of a failure, or the batch is to be
-        halved. The spout decides itself about values that it refuses."""
+        """Whether a failure lets a record of this plan be removed, or the batch be halved. The
+        spout itself decides about values that it refuses."""
         if failure.error == BatchTooLargeError.__name__ and self._half(plan) is not None:
             return True
         takes_out = partial(self._takes_out, failure)
         return failure.component_id != self._spout_id and any(map(takes_out, self._suspects(plan)))
 
     def may_search(self, plan: Plan, failure: TaskFailure, *, pins_errors: bool = False) -> bool:
-        """Whether probes may find the records because of which a processing phase has failed.
-        ``pins_errors``: also an error of the user's code is taken for the refusal of a record."""
+        """Whether probes may find the records that made a processing phase fail. ``pins_errors``:
+        an error of the user's code also counts as the refusal of a record."""
         if not _refuses(failure, pins_errors=pins_errors) or not self.applies(plan, failure):
             return False
         records = sum(len(self._offsets(meta)) - self._left_out(meta) for meta in plan.values())
         return 1 < records <= SEARCHED_MAX
 
     def searched(self, plan: Plan, probe: Probe, *, pins_errors: bool = False) -> Searched | None:
-        """Search a plan for all records whose values are refused. None: probes do not tell. A
-        failure of ``probe`` that is no refusal ends the search. ``pins_errors``: as of
-        ``may_search``; then the search also ends where more records fail than pass, because what
-        fails may be a server that the user's code asks."""
+        """Search a plan for all records whose values are refused. None: probes find nothing. A
+        failure of ``probe`` that is not a refusal ends the search. ``pins_errors``: as of
+        ``may_search``; then the search also ends as soon as more records fail than pass, because
+        the cause may be a server that the user's code calls."""
         return _Search(self, plan, probe, pins_errors=pins_errors).run()
 
     def narrowed(
@@ -154,7 +154,7 @@ class Narrowing:
         return failure.component_id in self._policies or self._planner.ranges.takes_out(partition)
 
     def _policy(self, failure: TaskFailure) -> str | None:
-        """The policy of the bolt that refuses a value; None: that of the spout applies."""
+        """The policy of the bolt that refuses a value; None: the policy of the spout applies."""
         return self._policies.get(failure.component_id)
 
     def _half(self, plan: Plan) -> Plan | None:
@@ -218,7 +218,7 @@ class Narrowing:
 
 
 class _SearchEnded(Exception):
-    """A search goes no further: what it has not searched yet belongs to a later batch."""
+    """A search ends early. Records that it has not searched yet belong to a later batch."""
 
 
 #: Consecutive records of one partition.
@@ -227,9 +227,9 @@ _Range = tuple[str, Meta]
 
 class _Search:
     """A search for refused records by generalised binary splitting, in the order of partitions and
-    offsets: groups of as many records as seem to have one refused are tested, and the first refused
-    record of a group is found by halving. Each of ``k`` among ``n`` takes ``log2(n / k) + 2``
-    probes. The searched records are always the beginning of the batch."""
+    offsets. It tests groups that are expected to have one refused record each, and finds the first
+    refused record of a group by halving. Each of ``k`` refused among ``n`` records takes ``log2(n /
+    k) + 2`` probes. The searched records are always the beginning of the batch."""
 
     def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe, *, pins_errors: bool) -> None:
         self._narrowing, self._plan, self._probe, self._pins_errors = narrowing, plan, probe, pins_errors
@@ -289,8 +289,8 @@ class _Search:
         return group
 
     def _find_first(self, group: list[_Range], failure: TaskFailure | None) -> None:
-        """Find the first refused record of a group that is refused; what is after it is still to be
-        done. ``failure``: of the group."""
+        """Find the first refused record of a refused group; the records after it remain to be
+        searched. ``failure``: of the group."""
         while self._count(group) > 1:
             halves = self._halves(group)
             if halves is None:
@@ -376,7 +376,7 @@ class _Search:
         return {**meta, LEFT_OUT: [each for each in meta.get(LEFT_OUT, ()) if each in offsets], PART_OF: whole}
 
     def _searched_part(self) -> Plan | None:
-        """The plan of what has been searched; None if that is nothing."""
+        """The plan of the searched records; None if there are none."""
         kept: dict[str, Meta] = {}
         for each, parts in self._done.items():
             part = without_refused(self._one(parts))
@@ -402,8 +402,8 @@ def _reason(failure: TaskFailure) -> str:
 
 
 def _refusing(meta: Meta, reasons: Mapping[int, str], policy: str | None) -> Meta:
-    """An entry without these records. Later entries repeat which records are left out; only this
-    one has the reasons, and the policy."""
+    """An entry without these records. Later entries repeat the left-out offsets; only this entry
+    has the reasons and the policy."""
     left_out = sorted({*meta.get(LEFT_OUT, ()), *reasons})
     entry = {**meta, LEFT_OUT: left_out, REFUSED: {str(offset): reason for offset, reason in reasons.items()}}
     return entry if policy is None else {**entry, ON_REFUSED: policy}

@@ -491,8 +491,8 @@ def _policies(topology: Topology) -> dict[str, str]:
 
 
 def _trying_writes(topology: Topology) -> frozenset[str]:
-    """The committers that can try their writes. Those below other committers get their rows too
-    late for that."""
+    """The committers that can try their writes. Committers below others get their rows too late for
+    that."""
     committers: dict[str, Any] = {
         each.id: each.instance for each in topology.components if isinstance(each.instance, Committer)
     }

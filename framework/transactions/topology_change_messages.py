@@ -18,10 +18,10 @@ Component = Mapping[str, Any]
 
 
 def without_steps(outline: Mapping[str, Any], steps: Set[str]) -> Mapping[str, Any]:
-    """An outline in which each component reads what is above the steps. ``steps``: bolts that may
-    come and go. Where there are some, the spout emits what they and the others need, so that its
-    columns say nothing. Those that come to a component without output, such as a table, stay in it
-    as ``takes``. Without ``steps``, the outline itself.
+    """An outline in which each component reads from the components above the steps. ``steps``:
+    bolts that may be added and removed. With steps, the columns of the spout depend on the needs of
+    all components, so the outline leaves them out. The columns that a component without output
+    takes, such as a table, stay in it as ``takes``. Without ``steps``, the outline itself.
 
     >>> words = {"streams": {"default": "Fields(word: string)"}, "inputs": []}
     >>> long = {**words, "inputs": ["words/default by ShuffleGrouping()"]}

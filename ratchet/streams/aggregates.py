@@ -88,14 +88,14 @@ def quantile(field: Field, share: float) -> Aggregate:
 @checks_call
 def collect(field: Field, *, most: int = 1_000, bytes_max: int = LIST_BYTES_MAX) -> Aggregate:
     """The first ``most`` values that are not null, in the order of arrival: JSON of a list. The
-    value with which they reach ``bytes_max`` bytes (1 MiB) is the last."""
+    value by which the list reaches ``bytes_max`` (1 MiB) is the last."""
     return Collect(field, most, bytes_max)  # type: ignore[arg-type]
 
 
 @checks_call
 def top(field: Field, most: int = 10, *, bytes_max: int = LIST_BYTES_MAX) -> Aggregate:
-    """The ``most`` greatest values, the greatest first: JSON of a list. Nulls and NaN are left
-    out. The value with which they reach ``bytes_max`` bytes (1 MiB) is the last."""
+    """The ``most`` greatest values, the greatest first: JSON of a list. Nulls and NaN are left out.
+    The value by which the list reaches ``bytes_max`` (1 MiB) is the last."""
     return Top(field, most, bytes_max)  # type: ignore[arg-type]
 
 

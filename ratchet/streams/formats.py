@@ -43,7 +43,7 @@ class Format(ABC):
     """Columns, and a codec that decodes the used ones."""
 
     schema: pa.Schema
-    #: The server that the columns come from, where there is one.
+    #: The server of the columns, if there is one.
     server: Server | None = None
 
     @abstractmethod
@@ -191,14 +191,14 @@ def Csv(*, delimiter: str = ",", quote: str = '"', null: str = "", **types: Fiel
 
 
 class CloudEvents(Whole):
-    """CloudEvents around data of a format of its own. ``options``: of
+    """CloudEvents whose data is encoded in the format ``data``. ``options``: those of
     ``spouts.CloudEventsCodec``."""
 
     def __init__(self, data: Format | Codec, **options: Any) -> None:
         called("CloudEvents", data, **options).check_options(options, options_of(CloudEventsCodec))
         events = CloudEventsCodec(_codec(data), **options)
         super().__init__(events)
-        #: For ``headers=`` of ``read_kafka`` and of ``to_kafka``, as of the codec.
+        #: For ``headers=`` of ``read_kafka`` and of ``to_kafka``, as in the codec.
         self.header_codecs, self.headers = events.header_codecs, events.headers
 
 
@@ -212,8 +212,8 @@ def Compressed(inside: Format | Codec, compression: Compression, **options: Any)
 
 @checks_call
 def Finite(inside: Format | Codec) -> Format:
-    """Another format, for which a value with a float that is NaN or infinite is bad, as of
-    ``spouts.FiniteCodec``. ``Json`` refuses them by itself."""
+    """A format in which a value with a NaN or infinite float is bad, as in ``spouts.FiniteCodec``.
+    ``Json`` refuses such values by default."""
     return Whole(FiniteCodec(_codec(inside)))
 
 

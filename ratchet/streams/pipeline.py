@@ -52,8 +52,9 @@ class Pipeline(StreamsPipeline):
         shop.test({"orders": [{"order": "a", "shop": "x", "cents": 5}]})["per-shop"]
 
     ``ratchet run module:shop`` runs it. ``state``: a function from a name to the store in which a
-    step keeps its state: ``lambda name: sqlite("shop.db", name)``. Steps that go by event time need
-    it; by default, they keep it at ``postgres.url`` of the configuration, else at ``mysql.url``.
+    step keeps its state: ``lambda name: sqlite("shop.db", name)``. Steps that use event time need a
+    store; by default, it is the database at ``postgres.url`` of the configuration, or else at
+    ``mysql.url``.
     """
 
     def __init__(self, name: str, *, state: Callable[[str], Store] | None = None) -> None:
@@ -167,14 +168,15 @@ class Pipeline(StreamsPipeline):
     ) -> None:
         """Keep a copy of another database, from the topics of its changes, which Debezium writes
         with schemas in the values. A table is created at its first change; with ``pattern``, topics
-        join while the pipeline runs. As ``sinks.Mirror``.
+        that are created while the pipeline runs are read, too. See ``sinks.Mirror``.
 
         * ``into``: a database, such as ``postgres(dsn, schema="copy")``.
         * ``named``: a function from a table's database, schema and name to the name of its copy; by
           default the name alone.
         * ``unavailable``: the connector's ``unavailable.value.placeholder``.
-        * ``shared_tables``: several topics have the changes of one table. Otherwise, the first
-          topic that brings a table owns it, and a change from another topic is a bad record.
+        * ``shared_tables``: several topics have the changes of one table. Otherwise, the topic with
+          the first change of a table owns the table, and a change from another topic is a bad
+          record.
         * ``keep_transactions``: readers of the copy see the changes of a transaction of the source
           together. The connector needs ``provide.transaction.metadata=true``, and ``topics`` or
           ``pattern`` includes its topic ``<topic.prefix>.transaction``.
@@ -241,7 +243,7 @@ class Pipeline(StreamsPipeline):
         return StatefulStepsIn(self.name, self._state or self._default_state(call), self.note)
 
     def _default_state(self, call: Call) -> Callable[[str], Store]:
-        """The store of the configuration. Where it has none, the pipeline can be tested only."""
+        """The store of the configuration. Without it, the pipeline can only be tested."""
         place = next((each for each in (postgres, mysql) if default_address(f"{each.__name__}.url") is not None), None)
         if place is not None:
             return place
@@ -310,18 +312,18 @@ class Pipeline(StreamsPipeline):
         config: Mapping[str, Any] | Config | None = None,
     ) -> Tables:
         """Run the pipeline over lists, in this process, and return the rows of each sink: name ->
-        rows. None of your stores is written to: the committers write to temporary files.
+        rows. The committers write to temporary files, and not to your stores.
 
-        * ``records``: source -> rows; by default those of ``read(rows)``. Where tombstones delete
-          rows, ``{"id": "a", "tombstone": True}`` is one. Where event time goes by a topic's
-          partitions or timestamps, rows may have its ``topic``, ``partition`` and
-          ``timestamp_ms``, too; by default, they are of its partition 0.
+        * ``records``: source -> rows; by default those of ``read(rows)``. If tombstones delete
+          rows, ``{"id": "a", "tombstone": True}`` is a tombstone. If event time uses a topic's
+          partitions or timestamps, rows may also have ``topic``, ``partition`` and
+          ``timestamp_ms``; by default, their partition is 0.
         * ``faults``: as in ``framework.testing``.
-        * ``take``: rows in a batch; or the numbers of the first batches, of which the last one is
-          that of all further batches.
+        * ``take``: the rows in a batch; or the rows in each of the first batches, the last number
+          for all further batches.
 
-        A row that a step or a sink refuses is left out as ``on_bad_record`` says; none becomes a
-        dead letter, because a row is no record of a topic."""
+        A row that a step or a sink refuses is left out as ``on_bad_record`` says, but never becomes
+        a dead letter, because it is not a record of a topic."""
         struck = [faults] if isinstance(faults, Fault) else list(faults)
         other = next((each for each in struck if not isinstance(each, Fault)), None)
         if other is not None:
@@ -362,7 +364,8 @@ class Pipeline(StreamsPipeline):
         return self.test(records).head(rows)
 
     def _check_addresses(self, config: Config) -> None:
-        """Raise ``ConfigError`` for an address that comes after the places that need it."""
+        """Raise ``ConfigError`` for an address that is set after the places that need it were
+        made."""
         given = config.addresses()
         for server in self._servers:
             if server.key in given and given[server.key] != server.address:
@@ -429,7 +432,7 @@ def _schema_of(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _named(given: object) -> str:
-    """A value as a message names it."""
+    """A value in the form for messages."""
     return str(given) if isinstance(given, Store) else repr(given)
 
 
@@ -442,8 +445,8 @@ def _rows_of(sources: Iterable[str]) -> str:
 
 
 def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None:
-    """Raise ``TopologyError`` for a value that Arrow would make another of: a number of a time, a
-    fraction of an integer, and text of a number."""
+    """Raise ``TopologyError`` for values that Arrow would convert: a number in a column of times, a
+    fraction in a column of integers, and text in a column of numbers."""
     for name, value in row.items():
         if name not in schema.names or isinstance(value, bool):
             continue
@@ -460,7 +463,7 @@ def _check_values(call: Call, row: Mapping[str, Any], schema: pa.Schema) -> None
 
 def _record_of(call: Call, source: str, row: Mapping[str, Any], hidden: Mapping[str, str | None]) -> Mapping[str, Any]:
     """The hidden columns of a row of a topic. ``hidden``: their names -> the row's names for them;
-    None where the value has a column of that name."""
+    None if the value has a column of that name."""
     own: dict[str, Any] = {f"{HIDDEN}topic": source, f"{HIDDEN}partition": 0, f"{HIDDEN}timestamp_ms": 0}
     known = {"topic": source, "partition": 0, **row}
     lacking = next((name for name in hidden.values() if name is not None and name not in known), None)
@@ -471,6 +474,6 @@ def _record_of(call: Call, source: str, row: Mapping[str, Any], hidden: Mapping[
 
 def _fitting(row: Mapping[str, Any], fields: Fields, *, of_topic: bool) -> dict[str, Any]:
     """The columns that the spout emits. A column that a row lacks is null, as in JSON. A row of a
-    topic without the column of tombstones is no tombstone."""
+    topic without the column of tombstones is not a tombstone."""
     missing = {TOMBSTONE: False} if of_topic else {}
     return {name: row.get(name, missing.get(name)) for name in fields}

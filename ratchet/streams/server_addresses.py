@@ -1,4 +1,4 @@
-"""The servers that places and formats go to, by an address in the code or by the configuration."""
+"""The servers of places and formats, by an address in the code or in the configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.config import default_address, variable_of
 from framework.errors import ConfigError, TopologyError
 
 T = TypeVar("T")
-#: Places -> an address that they take. No server answers at a name in ``.invalid`` (RFC 2606).
+#: Places -> an address of their form. No server answers at a name in ``.invalid`` (RFC 2606).
 _NOWHERE = {
     "postgres": "postgresql://address-not-set.invalid/none",
     "mysql": "mysql://address-not-set.invalid/none",
@@ -21,8 +21,8 @@ _NOWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server. ``key``: of the configuration, where the code does not name the address.
-    ``lacks``: the mistake if that is not set either."""
+    """A server. ``key``: the key of the configuration for an address that the code does not name.
+    ``lacks``: the mistake if the key is not set, either."""
 
     address: str
     key: str | None = None
@@ -39,8 +39,8 @@ class Server:
 
 
 def server_of(call: Call, kind: str, address: str | None, example: str) -> Server:
-    """The server at an address, or at that of the configuration. A pipeline with a place that has
-    none can be tested, and not built. ``example``: the call with an address."""
+    """The server at an address, or at the address of the configuration. A pipeline with a place
+    without an address can be tested, but not built. ``example``: the call with an address."""
     if address is not None:
         return Server(address)
     key = f"{kind}.url"

@@ -18,7 +18,7 @@ from spouts.kafka.record_deserialization import METADATA_TYPES
 
 #: Rows of ``read(rows)`` in a batch.
 TAKE = 1_000
-#: A moment below it is one of 1970 in milliseconds, and of the years to 2286 in seconds.
+#: A smaller number is a moment of 1970 in milliseconds, or of the years up to 2286 in seconds.
 _SECONDS_MAX = 10_000_000_000
 _OWN = {
     "topics",
@@ -118,8 +118,8 @@ class Kafka(Reading):
         return frozenset(RECORD_FIELDS)
 
     def metadata(self, source: str) -> Mapping[str, str]:
-        """Hidden column -> the metadata that it is, which no column of the key, the headers or the
-        value has the name of."""
+        """Hidden column -> its metadata, unless a column of the key, the headers or the value has
+        that name."""
         (read,) = (each for each in self.added if each.name == source)
         own = set(read.source.schema.names) - set(read.metadata)
         names = {each: each.removeprefix(HIDDEN) for each in RECORD_FIELDS}
@@ -156,7 +156,7 @@ class Kafka(Reading):
         self.added.append(topics)
 
 
-#: The options of ``read_kafka`` that are those of the spout.
+#: The options of ``read_kafka`` that it gives to the spout.
 OPTIONS = tuple(name for name in inspect.signature(OpaqueKafkaTransactionalSpout).parameters if name not in _OWN)
 
 

@@ -28,8 +28,8 @@ from sinks import (
 
 
 class StatefulStepsIn(StatefulSteps):
-    """``state``: the store for a name. A name is that of the pipeline and that of
-    the step, as a name for a table: ``shop_per_hour``. ``note`` takes each store."""
+    """``state``: the store for a name. A name consists of the names of the pipeline and of the
+    step, in the form of a table's name: ``shop_per_hour``. ``note`` takes each store."""
 
     def __init__(self, pipeline: str, state: Callable[[str], Store], note: Callable[[Store], None]) -> None:
         self._pipeline, self._state, self._note = pipeline, state, note

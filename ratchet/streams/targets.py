@@ -37,7 +37,7 @@ from sinks.rows.transactional_table import RowTable
 
 
 class Store(Target):
-    """Rows per key. ``server``: that of the rows, where there is one."""
+    """Rows per key. ``server``: the server of the rows, if there is one."""
 
     def __init__(self, shown: str, name: str, backend: Callable[[], MapBackend], server: Server | None = None) -> None:
         self.name = _name(name)
@@ -148,7 +148,7 @@ def sqlite(path: str | os.PathLike[str], table: str | None = None) -> Database:
 @checks_place
 def postgres(dsn: str | None = None, table: str | None = None, *, schema: str | None = None) -> Database:
     """A table of a PostgreSQL database: ``postgres("postgresql://user@host/shop", "orders")``, by a
-    libpq address. ``postgres("orders")`` is one of the database at ``postgres.url`` of the
+    libpq address. ``postgres("orders")`` is a table of the database at ``postgres.url`` of the
     configuration, or ``RATCHET_POSTGRES_URL`` of the environment. Without ``table``, it is the
     schema, for ``mirror``. Raises ``TopologyError`` for a table with a dot, which would be part of
     its name."""
@@ -176,7 +176,7 @@ def postgres(dsn: str | None = None, table: str | None = None, *, schema: str | 
 @checks_place
 def mysql(dsn: str | None = None, table: str | None = None) -> Database:
     """A table of a MariaDB or MySQL database at ``mysql://user:password@host:3306/database``;
-    ``mysql("orders")`` is one of the database at ``mysql.url`` of the configuration, or
+    ``mysql("orders")`` is a table of the database at ``mysql.url`` of the configuration, or
     ``RATCHET_MYSQL_URL`` of the environment. Without ``table``, it is the database, for ``mirror``.
     Raises ``TopologyError`` for a table with a dot, which would be part of its name."""
     call, dsn, table = _address_and_name("mysql", dsn, table)
@@ -253,8 +253,8 @@ def dead_letters(target: Store | str, **options: Any) -> Bolt:
 
 
 def _address_and_name(place: str, first: str | None, second: str | None) -> tuple[Call, str | None, str | None]:
-    """The call of a place, its address, and its name. The address may be left out. It is not shown,
-    because it may contain a password. Raises ``TopologyError``."""
+    """The call of a place, its address, and its name. The address may be left out. Messages do not
+    show it, because it may contain a password. Raises ``TopologyError``."""
     for each in (first, second):
         if not isinstance(each, str | None):
             raise called(place, each).mistake(

@@ -24,8 +24,8 @@ from sinks.states import MapState
 _DUE = "due_at"
 _PARTS = ("join_kind", "join_txid", "join_row")
 _VALUE = Fields(at=int, due_at=int, waiting=str)
-#: The kinds of records after the watermark, of each side. The one row of a key is its newest before
-#: the watermark. Of records of the same time, the right ones pass first.
+#: The kinds of records after the watermark, by side. The single row of a key is its newest row
+#: before the watermark. Of records of the same time, those of the right side pass first.
 _WAITING = (1, 2)
 
 

@@ -1,4 +1,4 @@
-"""The base of committers that go by the watermark of a ``WatermarkCommitter``."""
+"""The base of committers that use the watermark of a ``WatermarkCommitter``."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ class Watermarks(NamedTuple):
     after: int
 
 
-#: Watermarks that every record is behind.
+#: Watermarks after all records.
 _PAST_ALL = Watermarks(1 << 61, 1 << 61)
 
 
 class WatermarkedCommitter(KeyedCommitter):
-    """Keeps rows per key in an opaque state, and gets the watermark in each transaction. Of several
-    ``WatermarkCommitter``, such as those of two streams that it joins, the lowest counts."""
+    """Keeps rows per key in an opaque state, and gets the watermark in each transaction. It may
+    subscribe to several ``WatermarkCommitter``, such as those of the two streams of a join: the
+    lowest watermark counts."""
 
     due_streams = frozenset({DEFAULT_STREAM})
     late_streams = frozenset({LATE_STREAM})
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
-        #: How many watermarks it is subscribed to, and those that it got.
+        #: The number of subscribed watermarks, and the watermarks of this transaction.
         self._clocks = 1
         self._told: list[Watermarks] = []
         self._all_late = False
@@ -115,7 +116,7 @@ class WatermarkedCommitter(KeyedCommitter):
 
     @abstractmethod
     def _take(self, batch: pa.RecordBatch) -> None:
-        """Keep records until ``finish_batch``; none of a batch that has a bad one."""
+        """Keep records until ``finish_batch``, unless the batch has a bad record."""
 
     def _check_records(self, batch: pa.RecordBatch, on: str, unit: str) -> None:
         """Raise ``BadRecordError`` for a record without a key or an event time."""

@@ -1,4 +1,4 @@
-"""Aggregates per key that are deleted when the key had no record for a time."""
+"""Aggregates per key that are deleted when the key has had no record for a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _EXPIRES = "expires_at"
 
 
 class _Changed(NamedTuple):
-    """The rows of the keys that a transaction has records of. ``live``: those that stay.
-    ``expired``: those that ended, with the key and the end in front."""
+    """The rows of the keys with records in a transaction. ``live``: the rows that stay.
+    ``expired``: the rows that ended, with key and end in front."""
 
     live: Mapping[Key, Value]
     expired: Sequence[Value]
@@ -33,22 +33,22 @@ class _Changed(NamedTuple):
 
 
 class ExpiringCommitter(WatermarkedCommitter):
-    """Keeps aggregates per key, in one row, and deletes the row when its key had no record for
-    ``ttl`` of event time: in the transaction whose watermark passes the newest time of its records
+    """Keeps aggregates per key, in one row. Deletes the row when its key has had no record for
+    ``ttl`` of event time, in the transaction whose watermark reaches the newest time of its records
     plus ``ttl``.
 
     * ``key``, ``aggregates``: as in a ``StateCommitter``.
     * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
 
-    Records count before the watermark of their transaction does: a record that comes before the end
-    of its row prolongs it, and one at the end or after it starts another row, if the watermark
-    passes the end in that transaction. If it does not, the record prolongs the row as well. The
-    table contains ``expires_at``, in microseconds since 1970.
+    The records of a transaction count before its watermark. A record with a time before the end of
+    its row prolongs the row. A record at or after the end starts another row if the watermark
+    reaches the end in that transaction; otherwise it also prolongs the row. The table contains the
+    end as ``expires_at``, in microseconds since 1970.
 
     Default stream: each changed key that has a row, with its new values. ``EXPIRED_STREAM``: each
     row that expires, once, with ``expires_at``. ``LATE_STREAM``: the records that are ``ttl`` or
-    more behind the watermark, with the fields that are used; they change nothing. Other records
-    behind the watermark count.
+    more behind the watermark, with the fields that this committer uses; they change nothing. Other
+    records behind the watermark count.
 
     In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
@@ -173,8 +173,8 @@ class ExpiringCommitter(WatermarkedCommitter):
         return _Changed(live, expired, frozenset(ends))
 
     def _extend(self, ends: list[int], at: int, watermark: int) -> int:
-        """Add a record to the last row of a key, or begin one. Returns its number. ``ends``: those
-        of the rows."""
+        """Add a record to the last row of a key, or begin a row. Returns the number of the row.
+        ``ends``: the ends of the rows."""
         if not ends or ends[-1] <= min(at, watermark):
             ends.append(at + self.ttl)
         else:

@@ -94,8 +94,8 @@ class JoiningCommitter(PairCommitter):
             yield from self._bound().batches([self._bound().alone(key, side, each.values) for key, side, each in page])
 
     def _pairs(self, new: Mapping[Key, Sides], rows: WaitingRows) -> Iterator[Value]:
-        """The rows of the pairs of new records. They are made one by one: n records on the left and
-        m on the right, all of one key, are n * m pairs."""
+        """The rows of the pairs of new records, made one by one, because n records on the left and
+        m on the right with one key are n * m pairs."""
         for key, (lefts, rights) in new.items():
             held = rows.of(key, LEFT), rows.of(key, RIGHT)
             for left, right in chain(

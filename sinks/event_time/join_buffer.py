@@ -106,12 +106,12 @@ class WaitingRows:
         self._changed[place] = None
 
     def write(self, mine: Callable[[Sequence[Key]], Sequence[bool]]) -> Iterator[list[tuple[Key, int, Waiting]]]:
-        """Write the changed rows, and then page by page the other rows with due records, without
-        expired records. Returns, with key and side, the expired records of outer sides that had no
-        partner. ``mine``: as in ``MapState.due``."""
+        """Write the changed rows, then page by page the other rows with due records, without their
+        expired records. Returns the expired records of outer sides without a partner, with key and
+        side. ``mine``: as in ``MapState.due``."""
         yield self._write({place: self._rows[place] for place in self._changed})
-        # A record that waits until ``due_at`` can still find a partner of that time, so it expires
-        # afterwards.
+        # A record that waits until ``due_at`` can still find a partner with that time, so the
+        # record expires afterwards.
         for page in self._state.due(DUE, NEVER, self._watermark - 1, mine):
             yield self._write({key: self._row(key, value) for key, value in page if key not in self._rows})
             self._state.write()

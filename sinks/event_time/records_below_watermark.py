@@ -1,5 +1,5 @@
-"""Records that the watermark has passed, key by key, for committers that keep one row of each key
-beside the records that wait. A row is identified by its key, its kind, a txid and a number."""
+"""Records that the watermark has passed, key by key, for committers that keep waiting records, and
+one more row for each key. A row is identified by its key, its kind, a txid and a number."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from sinks.backend import Key, Value
 
-#: The kind of the one row of a key. Records have kinds above it.
+#: The kind of the single row of a key. Records have higher kinds.
 OF_KEY = 0
-#: The parts after the key that identify the one row of a key: kind, txid, number.
+#: The parts after the key that identify the single row of a key: kind, txid, number.
 ONE_ROW = (OF_KEY, 0, 0)
 #: The due time of a row that is never due.
 NOT_DUE = (1 << 62) - 1
 
 
 class Passed(NamedTuple):
-    """A record that the watermark has passed. ``place``: its row, or the one that it would have
-    had. ``values`` None: the one row of a key, which is due itself."""
+    """A record that the watermark has passed. ``place``: its row, or the row that it would have
+    had. ``values`` None: the single row of a key, which itself is due."""
 
     place: Key
     at: int
@@ -34,7 +34,7 @@ class Passed(NamedTuple):
 
 
 def in_order(at: int, place: Key) -> tuple[Any, ...]:
-    """Key by key: its one row, then its records by time; of the same time, those of the higher kind
-    first, in the order of arrival."""
+    """Key by key: the single row, then the records by time. Records of the same time are ordered by
+    kind, the highest first, and then by arrival."""
     *key, kind, txid, number = place
     return (repr(tuple(key)), *((0,) if kind == OF_KEY else (1, at, -kind, txid, number)))

@@ -1,15 +1,15 @@
-"""Which sessions may have sums beyond their type, before they end.
+"""Finds open sessions whose sums may leave their type.
 
-The parts of a session are added when it ends, in a later transaction than its records. An error
-there names no record. So a record is refused when it comes, if the sum of its session leaves the
-type. To add the parts of every session in each transaction would read all of them, so:
+The parts of a session are added when the session ends, in a later transaction than its records. An
+error then could name no record. So a record is refused on arrival if the sum of its session leaves
+the type. To avoid reading the parts of all sessions in each transaction:
 
 1. A part is *large* if one of its sums is beyond ``1 / PARTS_MAX`` of the type. The sum of a
    session without a large part fits, up to ``PARTS_MAX`` parts.
 2. A key with a large part in an open session has a row in the state, its *mark*. The mark is due
    when the last of these sessions is.
-3. Only sessions of records whose key has a mark, or which make a part large, are added before they
-   end.
+3. Only the sessions of keys with a mark, and of records that make a part large, are added before
+   they end.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from sinks.backend import Key
 #: The most parts of a session whose sum certainly fits, if no part is large.
 PARTS_MAX = 2**23
 _DIGITS = len(str(PARTS_MAX))
-#: The key of a mark has this in place of the start of a part: it is before all times.
+#: The key of a mark has this number, which is before all times, in place of the start of a part.
 _AT = -(2**63)
 
 
 class LargeSums:
-    """The sums of integers and decimals among ``aggregates``. ``types``: of their results."""
+    """The sums of integers and decimals among ``aggregates``. ``types``: the types of the
+    results."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate], types: Mapping[str, Any]) -> None:
         self._limits: list[tuple[int, Any]] = []

@@ -48,9 +48,9 @@ class SessionCommitter(AggregatingCommitter):
     session, and whose session would have ended before the watermark, in the same columns.
 
     The state has one row per ``gap`` of time in a session, so a record changes one row, however
-    long its session is, and however many sessions are open. A record with which a sum of its
-    session leaves its type is bad. To find it, a transaction reads all rows of such a session if
-    the sum of one row is near that: beyond 2^40, or in the first seven of 38 digits.
+    long its session is, and however many sessions are open. A record by which a sum of its session
+    leaves the type is bad. To find such records, a transaction reads all rows of a session in which
+    the sum of one row is beyond 2^40, or uses the first seven of 38 digits.
 
     In addition to the records, subscribe it by ``all_grouping`` to a ``WatermarkCommitter``.
     """
@@ -117,8 +117,8 @@ class SessionCommitter(AggregatingCommitter):
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
 
     def _taken(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
-        """Take the transaction's records, without the keys whose sums leave their type if they may
-        be left out; otherwise raises ``BadRecordError``."""
+        """Take the transaction's records. Keys whose sums leave their type are left out, if that is
+        allowed; otherwise raises ``BadRecordError``."""
         if self._on_refused is None:
             return self._changed(folded, watermark)
         by_key: dict[Key, dict[Key, Folded]] = {}
@@ -206,7 +206,7 @@ class SessionCommitter(AggregatingCommitter):
         return marks
 
     def _sessions_at(self, read: _Read, keys: Sequence[Key]) -> Iterator[dict[Key, Pane]]:
-        """The panes of each open session with one of these, in ascending order."""
+        """The panes of each open session that contains one of these panes, in ascending order."""
         found: dict[Key, dict[int, Pane]] = {}
         for key in keys:
             found.setdefault(key[:-1], {})[key[-1]] = read.at(key)
@@ -224,7 +224,7 @@ class SessionCommitter(AggregatingCommitter):
                 yield {(*key, start): panes[start] for start in run}
 
     def _followed(self, read: _Read, key: Key, steps: int, found: dict[int, Pane]) -> Key | None:
-        """Add the panes of a session after its pane ``key``, or before it. Return the last one if
+        """Add the panes of a session after its pane ``key``, or before it. Returns the last pane if
         there may be more."""
         for _ in range(abs(steps)):
             beside = self._joined(read, key, 1 if steps > 0 else -1)
@@ -258,8 +258,9 @@ class SessionCommitter(AggregatingCommitter):
     def _ended(
         self, due: Sequence[tuple[Key, Pane]], own: Mapping[Key, Pane | None]
     ) -> Iterator[tuple[list[list[Key]], _Read]]:
-        """The panes of each session that ends with one of these, in ascending order; and the panes.
-        Sessions of more panes than are read together are returned in several parts."""
+        """The panes of each session that ends with one of these panes, in ascending order; and
+        these panes. A session with more panes than are read together is returned in several
+        parts."""
         read = _Read(self.state, own)
         read.panes.update(due)
         read.all([self._beside(key, step) for key, _ in due for step in (1, -1)])
@@ -273,8 +274,9 @@ class SessionCommitter(AggregatingCommitter):
             yield from self._ended(part, own)
 
     def _whole(self, read: _Read, last: Sequence[Key]) -> list[list[Key]] | None:
-        """The panes of each session that ends with one of these, in ascending order. Each step
-        reads twice as many earlier panes. None: they are too many for several sessions."""
+        """The panes of each session that ends with one of these panes, in ascending order. Each
+        step reads twice as many earlier panes. None: too many panes to read several sessions
+        together."""
         found = {key: [key] for key in last}
         unknown, ahead = list(last), 1
         while unknown:
@@ -312,9 +314,9 @@ class SessionCommitter(AggregatingCommitter):
 
 
 class _Read:
-    """The panes that were read. ``panes``: the state's panes, None for one that does not exist;
-    including the transaction's own records. ``new``: panes that did not exist before. ``own``:
-    panes of another one, which are not read again."""
+    """The panes that were read. ``panes``: the state's panes with the transaction's own records;
+    None for a pane that does not exist. ``new``: panes that did not exist before. ``own``: panes of
+    another ``_Read``, which are not read again."""
 
     def __init__(self, state: MapState, own: Mapping[Key, Pane | None]) -> None:
         self._state, self._own = state, own
@@ -338,9 +340,9 @@ class _Read:
 
 
 class _Taken(NamedTuple):
-    """The changes by the records of a transaction. ``own``: the panes that were read. ``came``:
-    those with records. ``marks``: those of large sums. ``late``: sessions that have ended before,
-    of ``records`` records."""
+    """The changes by the records of a transaction. ``own``: the panes that were read. ``came``: the
+    panes with records. ``marks``: the marks of large sums. ``late``: sessions that have ended
+    before, of ``records`` records."""
 
     own: _Read
     came: dict[Key, Pane]

@@ -28,7 +28,7 @@ _DUE = "due_at"
 #: transaction and a number.
 _PARTS = ("row_kind", "row_txid", "row_number")
 _VALUE = Fields(at=int, due_at=int, content=str)
-#: The kind of a record that waits. The one row of a key is its entry.
+#: The kind of a waiting record. The single row of a key is its entry.
 _WAITING = 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -195,8 +195,8 @@ class TimerCommitter(WatermarkedCommitter):
         self.on_record(entry, seen, _moment(at))
 
     def _end(self, entry: Entry | None, watermark: int) -> Sequence[Mapping[str, Any]]:
-        """Let the other timers pass, and write the entry, after all records of its key. Returns the
-        rows that it emits."""
+        """After all records of a key: call its remaining due timers, and write its entry. Returns
+        the emitted rows."""
         if entry is None:
             return ()
         self._fire(entry, watermark)

@@ -59,9 +59,9 @@ class WatermarkCommitter(ArrowBolt, Committer):
       ("s", "ms", "us") since 1970.
     * ``partition``: the fields that name a record's source partition, such as ``["topic",
       "partition"]`` of a Kafka spout with that ``metadata``. Without them, the source counts as one
-      partition, and records that are read in parallel may be late. If they have these names, or if
-      the only one is called ``partition``, the watermark also waits while it reads a partition
-      whose records have had no event time so far, until it has read that one to its end once.
+      partition, and records that are read in parallel may be late. If the fields have these two
+      names, or the only field is called ``partition``, the watermark also waits for a partition
+      whose records so far had no event time, until the partition has been read to its end once.
     * ``out_of_orderness``: how far a record may be behind the newest one of its partition.
     * ``idle_after``: a partition without records for this long, by the planning times of the
       transactions, no longer delays the watermark; None: it always does. A partition with unread
@@ -69,10 +69,11 @@ class WatermarkCommitter(ArrowBolt, Committer):
       do not count.
     * ``advance_when_idle``: while all partitions are idle, the watermark advances with the planning
       times.
-    * ``max_ahead``: a record whose event time is further beyond the planning time is a bad record.
+    * ``max_ahead``: a record whose event time is further ahead of the planning time is a bad
+      record.
 
     Subscribe it to the records, and to the clock stream of the spout, each by a global grouping.
-    The committers that go by its watermark subscribe to it by ``all_grouping``::
+    The committers that use its watermark subscribe to it by ``all_grouping``::
 
         watermark = WatermarkCommitter(OpaqueMapState(backend), on="at", partition=["topic", "partition"])
         builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
@@ -100,7 +101,8 @@ class WatermarkCommitter(ArrowBolt, Committer):
         self.state = opaque(type(self).__name__, state)
         self.on, self.unit, self.partition = on, unit, tuple(partition)
         named = tuple(each.removeprefix(HIDDEN) for each in self.partition)
-        # how many of the last parts of a plan's id name a partition; None: ids say nothing
+        # the number of last parts of a plan's id that name a partition; None: ids do not name
+        # partitions
         self._place = len(named) if named in (("topic", "partition"), ("partition",)) else None
         self._out_of_orderness = micros_of(out_of_orderness, "out_of_orderness")
         self._idle_after = micros_of(idle_after, "idle_after") if idle_after is not None else None
@@ -203,7 +205,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
 
     def _named(self, partitions: Iterable[str]) -> list[str]:
-        """The names by which the records of these partitions go, as far as they are known."""
+        """The names of these partitions in records, as far as they are known."""
         if self._place is None:
             return []
         ids = [each.split("/")[-self._place :] for each in partitions]

@@ -109,7 +109,7 @@ class WindowedCommitter(AggregatingCommitter):
         late = self._ordered(_ending(came, NEVER, over_before))
         if late.num_rows:
             self._emit_late(self._sent(late), LATE_STREAM, pc.sum(late.column(RECORDS)).as_py())
-        # What the state holds of these windows comes with the rows that are due.
+        # The due rows contain the windows of the state.
         ending = _ending(came, watermarks.before, watermarks.after)
         for page in slices_of(came, PAGE_BYTES):
             self._keep_open(_ending(page, watermarks.after, _FOREVER))

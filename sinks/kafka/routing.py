@@ -1,7 +1,7 @@
 """Routing: the topic, partition and timestamp of each row.
 
-Invariant: a row is never written to a topic that does not exist, that the sink was not given, or
-that the topology reads, or uses for its markers or dead letters.
+Invariant: a row is never written to a topic that does not exist, that the sink's arguments exclude,
+or that the topology reads or uses for its markers or dead letters.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Route:
 
     def wanted(self, batch: pa.RecordBatch, partition: str | None) -> set[tuple[str, int]]:
         """The topics that the rows name, each with the least number of partitions that it must
-        have: what to look up together, before one row after the other is refused. ``partition``:
-        the field that names the partition."""
+        have, to look them up together before rows are refused one by one. ``partition``: the field
+        that names the partition."""
         if partition is None:
             topics = pc.unique(batch.column(self.field)).to_pylist() if self.field is not None else []
             return {(topic, 1) for topic in topics if topic is not None and self._allows(topic)}

@@ -50,8 +50,8 @@ class KafkaSink(ArrowBolt, Committer):
     **Topic.** ``topic``, or ``topic_from``: the text field that names it. The topics of a batch are
     written in one kafka_txn. ``topics``, a list, or ``pattern``, a regular expression that whole
     names match, restrict the names; without both, a row may name any existing topic. A row is a bad
-    record if it names another topic, one that does not exist, one that the spout of the topology
-    reads, a topic of markers or of the dead letters of the topology, or one of Kafka's own.
+    record if it names another topic, a topic that does not exist, a topic that the spout of the
+    topology reads, a topic of its markers or dead letters, or an internal topic of Kafka.
 
     **Value and key.** ``value`` and ``key``: one of
 
@@ -70,9 +70,10 @@ class KafkaSink(ArrowBolt, Committer):
     ``headers`` of the spout's metadata, which are kept; a mapping of headers to add (name -> field,
     bytes, or function of the row); or ``Headers``, which does both, and removes some.
     ``timestamp``: a field of timestamps, or of milliseconds such as ``timestamp_ms`` of the spout's
-    metadata; null, and by default: the time at which the record is sent. ``partition``: an integer
-    field; null, and by default: the partitioner's choice. A row is a bad record if the topic does
-    not have its partition, if its time is at or before 1970, or if the topic refuses its time.
+    metadata. For null, and by default, it is the time at which the record is sent. ``partition``:
+    an integer field. For null, and by default, the partitioner chooses. A row is a bad record if
+    the topic does not have its partition, if its time is at or before 1970, or if the topic refuses
+    its time.
 
     **Exactly once.** Each commit task has a transactional producer, and writes a marker of the
     transaction in the kafka_txn of its records. Readers with ``isolation.level=read_committed`` see
@@ -89,8 +90,8 @@ class KafkaSink(ArrowBolt, Committer):
 
     **Limits.** A record without a key for a compacted topic is a bad record. So is a record larger
     than ``message.max.bytes`` of the client or, compressed if the client compresses,
-    ``max.message.bytes`` of the topic. All bad records are found before the commit is opened; rows
-    due by time, such as closed windows, before the first of them is written.
+    ``max.message.bytes`` of the topic. All bad records are found before the commit is opened. Of
+    rows due by time, such as closed windows, the bad ones are found before the first is written.
 
     ``bootstrap_servers`` and ``settings``: as for the spout. Both may come from the configuration's
     ``kafka.*`` keys.
@@ -320,7 +321,8 @@ class KafkaSink(ArrowBolt, Committer):
                 raise BadRecordError(f"topic {topic!r}: {refusal}")
 
     def _running(self) -> Hashable:
-        """The attempt that runs; its probes and the parts of its batches are no others."""
+        """The attempt that runs. Its probes, and the parts of its batches, belong to the same
+        attempt."""
         attempt, context = self._attempt, self._context
         return (context.topology_id, attempt.txid, attempt.attempt_id) if attempt and context else None
 

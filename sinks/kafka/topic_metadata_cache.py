@@ -17,8 +17,8 @@ _ANSWER_S = 10.0
 _PATIENCE_S = 2.0
 _POLL_S = 0.1
 #: A missing topic is not requested again for this long, because the batches that search for the
-#: record naming it follow each other quickly. After that it is requested once, and the oldest are
-#: forgotten.
+#: record with its name follow each other quickly. After that it is requested once. The oldest
+#: missing topics are forgotten.
 _MISSING_S, _MISSING_MAX = 30.0, 20_000
 
 
@@ -41,8 +41,8 @@ class TopicCatalog:
             return self._partitions.get(topic, 0)
 
     def look_up(self, wanted: Iterable[tuple[str, int]]) -> None:
-        """As ``partition_count``, for several topics, each with its ``at_least``, in the time of
-        one. Call it first where rows name topics, because a missing one takes seconds."""
+        """As ``partition_count``, for several topics together, each with its ``at_least``. Call it
+        first if rows name topics, because each request for a missing topic takes seconds."""
         with self._lock:
             lacking = self._lacking(wanted)
             deadline = time.monotonic() + _PATIENCE_S
@@ -71,7 +71,7 @@ class TopicCatalog:
             self._partitions = {}
 
     def _lacking(self, wanted: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Those that may exist, as far as is known."""
+        """The topics that may exist, as far as is known."""
         now = time.monotonic()
         return {
             (topic, at_least)

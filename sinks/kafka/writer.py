@@ -349,8 +349,8 @@ class _ReadLimits:
 
 
 class Writers:
-    """The writers of this process, so that their ids are not initialised for every batch, and what
-    they know about topics."""
+    """The writers of this process, kept so that their ids are not initialised for every batch, and
+    their knowledge of topics."""
 
     def __init__(self) -> None:
         self._kept: ClientCache[Any] = ClientCache()

@@ -645,7 +645,8 @@ def may_be_open(path: str, done: int) -> bool:
 
 
 def numbered(name: str) -> Iterator[str]:
-    """Names of files. They are unique without their folders: some file systems ignore case."""
+    """Names of files, which are unique even without their folders, because some file systems ignore
+    case."""
     return (f"{name}-{number}" for number in itertools.count())
 
 

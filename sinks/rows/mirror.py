@@ -37,15 +37,15 @@ from sinks.rows.transactional_table import RowTable
 from sinks.rows.values import is_nested, storable
 from sinks.table_committer import TableCommitter
 
-#: The most tables that a batch may change. PostgreSQL takes about twelve locks until the commit for
-#: each that is made, and has some 16,000 by default.
+#: The most tables that a batch may change. For each created table, PostgreSQL takes about twelve
+#: locks until the commit, and it has some 16,000 by default.
 TABLES_MAX = 500
-#: The fields of the records' keys and values, and of the topics that they are from.
+#: The fields of keys, values and topics of the records.
 KEY, VALUE, TOPIC = "key", "value", "topic"
 
 
 class _Told(NamedTuple):
-    """Changes, and the topic that they are from; None: it does not count."""
+    """Changes, and the topic of their records; None: the topic does not count."""
 
     topic: str | None
     changes: TableChanges
@@ -57,24 +57,23 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
 
     ``into``: makes the table of a name, as in ``lambda name: PostgresTable(dsn, name,
     schema="mirror")``; all must be in one database. ``changes``: reads the records, such as
-    ``spouts.DebeziumChanges()``. The input has the fields ``key`` and ``value``, as bytes, and
-    comes to one task. If it has a field ``topic`` too, as text, the first topic that brings a table
-    owns it, and a change from another one is a bad record. ``shared_tables``: several topics have
-    the changes of one table, because the connector routes them so; then any topic may change any
-    table.
+    ``spouts.DebeziumChanges()``. The input has the fields ``key`` and ``value``, as bytes, and goes
+    to one task. If it also has a field ``topic``, as text, the topic with the first change of a
+    table owns the table, and a change from another topic is a bad record. ``shared_tables``: any
+    topic may change any table, for connectors that write the changes of one table to several
+    topics.
 
-    A table is made when its first change comes, with the source's columns and primary key, under
-    the name that ``name`` gives for its database, schema and name; by default the name alone. It
-    gets the columns that the source gets later (rows that are there have the source's default in
-    them, where that is a number, a truth value or a plain text), and wider types where nothing is
-    lost. A column that the source drops stays, and rows keep their values in it. Rows are changed,
-    deleted, and all removed (truncate) as in the source. A change that leaves out unchanged large
-    values (TOAST) keeps those that the row has. A change is a bad record if its table cannot have
-    the name, the columns (up to 1,000), the key or the types that it says; where a statement helps,
-    the reason has it.
+    A table is created with its first change, with the source's columns and primary key. ``name``
+    makes its name from the source's database, schema and name; by default it is the name alone.
+    Columns that the source adds are added; existing rows get the source's default, if that is a
+    number, a truth value or a plain text. Types are widened if nothing is lost. A column that the
+    source drops stays, with its values. Rows are changed, deleted and truncated as in the source. A
+    change without unchanged large values (TOAST) keeps the values of the row. A change is a bad
+    record if the table cannot have its name, columns (up to 1,000), key or types; if a statement
+    helps, the reason has it.
 
-    The table ``catalog`` has a row for each table: its source, key and columns, the txid that
-    changed it last, and the topic that owns it. ``on_bad_record``: as of an ``UpsertCommitter``. A
+    The table ``catalog`` has a row for each table: its source, key and columns, the last txid that
+    changed the table, and the owning topic. ``on_bad_record``: as of an ``UpsertCommitter``; a
     change that is left out is missing in the copy.
     """
 

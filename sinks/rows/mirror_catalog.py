@@ -19,12 +19,12 @@ from sinks.rows.transactional_table import Members, RowTable
 #: The table with a row for each table of the copy.
 CATALOG = "ratchet_mirror"
 NAME, SOURCE, KEY, COLUMNS, CHANGED_IN = "table_name", "source_name", "key_columns", "columns", "changed_in"
-#: The topic that owns the table; null: the next one that changes it will.
+#: The topic that owns the table; null: the next topic that changes the table becomes the owner.
 OWNER = "owner_topic"
 CATALOG_FIELDS = Fields.of(
     dict.fromkeys((NAME, SOURCE, KEY, COLUMNS), pa.string()) | {CHANGED_IN: pa.int64(), OWNER: pa.string()}
 )
-#: A catalog that an older version has made gets the columns that it lacks.
+#: A catalog of an older version gets the columns that it lacks.
 CATALOG_CHANGES = Changes((NAME,), on_new_column="add")
 #: A table has up to this many columns. MariaDB takes 1,017, and PostgreSQL 1,600; the rows from
 #: before have three more.
@@ -40,8 +40,8 @@ _BESIDE = ("_before", "_deleted")
 
 class Part(NamedTuple):
     """Changes of a table with one set of columns. ``rounds``: as ``RowTable.change`` takes them;
-    None: all rows are removed, at the position ``emptied_at`` if that is known. ``topic``: where
-    the changes are from; None: it does not count."""
+    None: all rows are removed, at the position ``emptied_at`` if that is known. ``topic``: the
+    topic of the changes; None: it does not count."""
 
     name: str
     source: str
@@ -216,8 +216,8 @@ def cannot_be_called(name: str) -> str:
 
 
 def _check_number(held: Sequence[Column], part: Part) -> None:
-    """Raise ``BadRecordError`` if the table would have too many columns. ``held``: those that it
-    has."""
+    """Raise ``BadRecordError`` if the table would have too many columns. ``held``: its present
+    columns."""
     names = {*(each.name for each in held), *(part.columns.names if part.columns is not None else ())}
     if len(names) > COLUMNS_MAX:
         raise BadRecordError(f"table {part.name!r} would have {len(names):,} columns: the most is {COLUMNS_MAX:,}")

@@ -3,7 +3,7 @@ after the other.
 
 Only the reading of the records is the same: changes are not reduced, and no database applies them.
 
-It departs in one: the position of a deletion is never forgotten.
+Unlike the ``Mirror``, it never forgets the position of a deletion.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ class _Work:
             self.changed[key] = held._replace(row={**(held.row or {}), **given})
 
     def _is_repeated(self, key: Key, position: int | None) -> bool:
-        """Whether a change that finds no row was applied before the row was deleted. A replay of
-        what was committed knows that from the row that it does not find."""
+        """Whether a change that finds no row was already applied before the row was deleted. In a
+        replay of a committed transaction, the missing row itself shows that."""
         if self._sink is not None:
             return key in self.changed or key in self._found
         deleted_at = self._held(key).deleted_at

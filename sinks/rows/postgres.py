@@ -54,8 +54,8 @@ SELECT attrelid <> to_regclass(%s), attname, format_type(atttypid, -1),
 FROM pg_attribute WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 """
-#: Whether the order of the rows of a statement has no effect on a table: it has no other unique
-#: or exclusive values than its key, no triggers, and no values that count. Parameter: table.
+#: Whether the order of the rows of a statement has no effect on a table: except for its key, it has
+#: no unique or exclusive values, no triggers, and no columns that count. Parameter: table.
 _ANY_ORDER = """
 SELECT (SELECT count(*) FROM pg_index WHERE indrelid = held.oid AND (indisunique OR indisexclusion)) = 1
     AND NOT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = held.oid AND NOT tgisinternal)
@@ -65,8 +65,8 @@ SELECT (SELECT count(*) FROM pg_index WHERE indrelid = held.oid AND (indisunique
     )
 FROM pg_class AS held WHERE oid = to_regclass(%s)
 """
-#: How many of some columns of a table have a type that keeps every value as it is, and compares it
-#: so. Parameters: table, columns.
+#: The number of those columns whose type stores and compares every value unchanged. Parameters:
+#: table, columns.
 _EXACT = """
 SELECT count(*) FROM pg_attribute LEFT JOIN pg_collation ON pg_collation.oid = attcollation
 WHERE attrelid = to_regclass(%s) AND attname = ANY(%s::text[]) AND coalesce(collisdeterministic, true) AND (atttypid IN (
@@ -263,8 +263,8 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         return f"SELECT {selected}", [array_of(each.to_pylist()) for each in columns]
 
     def _sorted(self, connection: Any, rows: pa.Table) -> pa.Table:
-        """The rows in the order of their keys, if the table allows any order: then neighbours in
-        an index are written one after the other. Unchanged if Arrow has no order for a key."""
+        """The rows in the order of their keys, if the table allows any order, so that neighbours in
+        an index are written one after the other. Unchanged if Arrow cannot order a key."""
         (allows,) = connection.execute(_ANY_ORDER, (qualified(self._home, self._table),)).fetchone()
         if allows:
             with suppress(pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError):
@@ -281,8 +281,8 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         return held.kinds.keys() >= set(names) and not held.rounding.intersection((*changes.key, changes.sequence))
 
     def _keep_before(self, connection: Any, staged: str, copied: Sequence[str], txid: int) -> None:
-        """For many rows, an anti-join costs less than ``ON CONFLICT``, which confirms each row. It
-        needs keys of which no two are equal to the database."""
+        """For many rows, an anti-join costs less than ``ON CONFLICT``, which confirms each row. The
+        anti-join needs keys that are all different to the database."""
         if staged == _GIVEN or not self._tells_keys_apart(connection):
             super()._keep_before(connection, staged, copied, txid)
             return

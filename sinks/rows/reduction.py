@@ -32,13 +32,13 @@ Truths = np.ndarray[Any, np.dtype[np.bool_]]
 DELETED = "_ratchet_deleted"
 #: The column with the names of the columns that a change leaves out, because they are as they were.
 UNCHANGED = "_ratchet_unchanged"
-#: The position of a deletion, or of another change, that the source does not tell.
+#: The unknown position of a deletion, or of another change.
 _UNKNOWN, _ABOVE_ALL = -1, 2**63 - 1
 
 
 def rounds_of(rows: RowBuffer, changes: Changes) -> Iterable[pa.Table]:
     """The rounds of ``reduced``, for a table. If rows wait in a file, they are divided by their
-    keys, and the rounds of one part after the other are made when they are read (ADR 124)."""
+    keys, and the rounds of each part are computed when they are read (ADR 124)."""
     if rows.is_large:
         return _RoundsByParts(rows, changes)
     return reduced(pa.Table.from_batches(rows), changes) if len(rows) else []
@@ -59,9 +59,9 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
     """Rounds of changes, each with a key once, that have the effect of ``rows`` in their order.
     With a sequence, a change below the one before it has no effect.
 
-    Without one, what a later change deletes has no effect: it may leave out values of a row that
-    is not there, as in changes that a restarted connector repeats. Nor has a change that does so
-    after a deletion with a higher ``POSITION``."""
+    Without a sequence, changes before a deletion of their key have no effect. They may leave out
+    values of a missing row, as in changes that a restarted connector repeats. A change that leaves
+    out values after a deletion with a higher ``POSITION`` has no effect, either."""
     deleted = rows.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False).astype(bool)
     unchanged = _unchanged(rows, deleted, changes)
     positions = _positions(rows, deleted)
@@ -151,8 +151,8 @@ def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, T
 
 
 def _positions(rows: pa.Table, deleted: Truths) -> Numbers | None:
-    """Where the source has made each change. An unknown position is below all others for a
-    deletion, and above them for others, so that it never shows a repetition."""
+    """The position of each change in the source. An unknown position is below all others for a
+    deletion, and above all others for another change, so that it never indicates a repetition."""
     if POSITION not in rows.column_names:
         return None
     column = rows.column(POSITION).combine_chunks()
@@ -195,14 +195,16 @@ def _after_a_delete(groups: Numbers, rank: Numbers, deleted: Truths) -> Truths:
 def _seen(
     rows: pa.Table, changes: Changes, *, deleted: Truths, unchanged: dict[int, Truths], groups: Numbers, places: Numbers
 ) -> Numbers:
-    """Those of the changes whose effect can be seen, whatever the table has. ``places``: all
-    changes of some keys, by key and in their order.
+    """The changes with a visible effect, whatever the table contains. ``places``: all changes of
+    some keys, by key and in their order.
 
-    A change below one before it has no effect. The sequences of all others rise, so the table
-    leaves out the first ones of a key. A change therefore has no effect that can be seen if the
-    next one acts when it acts, is of its kind (deletes, leaves out values, or neither), and later
-    changes before the next deletion give all values that it gives. Nor has a change before a
-    deletion, unless the key has changes that leave out values, because these may be bad."""
+    A change with a lower sequence than an earlier change has no effect. The sequences of the other
+    changes rise, so the table ignores the first changes of a key, or none. So a change has no
+    visible effect if three conditions hold: the table does not ignore the next change unless it
+    ignores this one; both are of the same kind (deletes, leaves out values, or neither); and later
+    changes before the next deletion give all values that this change gives. A change before a
+    deletion has no visible effect, either, unless the key has changes that leave out values,
+    because these may be bad."""
     sequence = pc.rank(rows.column(changes.sequence), "ascending", tiebreaker="dense").to_numpy().astype(np.int64)
     group = groups[places]
     highest = np.maximum.accumulate(group * (rows.num_rows + 1) + sequence[places])

@@ -2,11 +2,11 @@
 
 Invariants:
 
-1. Rows that are appended carry the txid that wrote them, so a table tells what it held after any
-   transaction. Without a stamp, it tells only of the last one, while none is open.
-2. Of rows that are changed by key, the table tells what it held after the transaction that was
-   opened last, once it is done, and after the one before, because the rows from before are in
-   ``<table>_before``. Of a single row with a stamp it tells more: the row is unchanged since then.
+1. Appended rows carry the txid that wrote them, so a table can be read as of any transaction.
+   Without a stamp, it can be read only as of the last transaction, while none is open.
+2. Rows that are changed by key can be read as of the last opened transaction, once it is done, and
+   as of the previous one, because the former rows are in ``<table>_before``. A single row with a
+   stamp is known from the transaction of its stamp on, because it is unchanged since.
 """
 
 from __future__ import annotations

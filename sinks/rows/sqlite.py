@@ -23,7 +23,7 @@ _CREATED = re.compile(
     r"""CREATE TABLE ("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[^\s(]+)""", re.IGNORECASE
 )
 
-#: Errors that refuse a row whatever other rows there are.
+#: Errors that refuse a row independently of other rows.
 _OF_ROW_ALONE = ("SQLITE_CONSTRAINT_CHECK", "SQLITE_CONSTRAINT_NOTNULL", "SQLITE_CONSTRAINT_DATATYPE", "SQLITE_TOOBIG")
 
 

@@ -1,4 +1,4 @@
-"""The table that stands for one of a database in a test.
+"""The table that replaces a table of a database in a test.
 
 The committer, its statements and its fence are the real ones, on SQLite. A value that SQLite lacks
 is stored pickled, so the table takes all types that the other database takes.

@@ -47,7 +47,7 @@ KEEP_DELETES = 100_000
 
 
 class UnfitTableError(ConfigError):
-    """A table that is there is not as the declared columns need it."""
+    """An existing table does not fit the declared columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How an ``UpsertCommitter`` changes a table. ``defaults``: of columns that are added, what the
-    rows hold in them that are there already. ``keeps_positions``: whether the table needs the
-    positions of deletions."""
+    """How an ``UpsertCommitter`` changes a table. ``defaults``: the values of existing rows in
+    added columns. ``keeps_positions``: whether the table needs the positions of deletions."""
 
     key: tuple[str, ...]
     sequence: str | None = None
@@ -134,8 +133,8 @@ class TableDefinition(SqlTableBase, Table):
         return None
 
     def _check_width(self, connection: Any, held: Sequence[Column]) -> None:
-        """Raise ``BadRecordError`` if rows with the held and the declared columns are wider than
-        the database can write, where it adds columns nevertheless."""
+        """Raise ``BadRecordError`` if rows with the existing and the declared columns are too wide
+        to write, although the database adds the columns."""
 
     def _retype_before(self, connection: Any, column: Column) -> None:
         """Give a column of ``<table>_before`` the type that it has in the table."""
@@ -276,7 +275,7 @@ class TableDefinition(SqlTableBase, Table):
 
     def _check_names(self, held: Sequence[Column]) -> None:
         """Raise ``UnfitTableError`` for a declared column that the table has under another name, or
-        computes by itself."""
+        as a generated column."""
         names = {each.name: each for each in held}
         folded = {self.dialect.folded(name): name for name in names}
         for name in (*self.schema.names, *([self._stamp] if self._stamp is not None else [])):
@@ -363,10 +362,10 @@ class TableDefinition(SqlTableBase, Table):
     # --- changed, also in tasks -------------------------------------------------------------------
 
     def make(self, connection: Any, changed: Iterable[str], txid: int) -> None:
-        """Create the table if there is none; else check it, and change it as ``on_new_column``
-        allows. ``changed``: the columns whose declared type is another one than before. ``txid``:
-        of the transaction under way. Raises ``UnfitTableError`` for a table with another key, or a
-        column that does not hold its declared type."""
+        """Create the table if it does not exist; otherwise check it, and change it as
+        ``on_new_column`` allows. ``changed``: the columns with another declared type than before.
+        ``txid``: of the present transaction. Raises ``UnfitTableError`` for a table with another
+        key, or a column that does not hold its declared type."""
         columns = self._held_columns(connection, self._table)
         if columns:
             self._check_columns(connection, columns)
@@ -424,7 +423,8 @@ class TableDefinition(SqlTableBase, Table):
         ]
 
     def _with_side_tables(self, connection: Any, names: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
-        """The table and those beside it, and which of its columns each has. ``names``: of some."""
+        """The table and its side tables, with the columns of the table that each of them has.
+        ``names``: only these columns."""
         yield self._table, set(names)
         if self._changes is not None:
             for table in (f"{self._table}_before", f"{self._table}_deleted"):
@@ -443,8 +443,8 @@ class TableDefinition(SqlTableBase, Table):
         return [each for each in self._held_columns(connection, self._table) if each.name != self._stamp]
 
     def keeps_all(self, connection: Any) -> bool:
-        """Whether the tables beside it have all that they need. Somebody may have added columns to
-        the table by hand."""
+        """Whether the side tables have all columns that they need. A user may have added columns to
+        the table."""
         held = {each.name for each in self._held_columns(connection, self._table) if not each.generated}
         if not held <= {each.name for each in self._held_columns(connection, f"{self._table}_before")}:
             return False
@@ -501,8 +501,8 @@ class TableDefinition(SqlTableBase, Table):
             )
 
     def _lacks_positions(self, connection: Any) -> bool:
-        """Whether a table of the positions of deletions must be created. One that does not fit the
-        table, because somebody has changed the table's key, is removed."""
+        """Whether a table of the positions of deletions must be created. If a user has changed the
+        key of the table, the existing one is removed."""
         deleted, needed = f"{self._table}_deleted", self._by_key().keeps_positions
         names = {each.name for each in self._held_columns(connection, deleted)}
         if not names:

@@ -1,4 +1,4 @@
-"""Tables of rows in a database: they look as if somebody had made them by hand.
+"""Tables of rows in a database that look as if they were created by hand.
 
 ::
 
@@ -12,10 +12,10 @@
 Invariants:
 
 1. Every write is one sql_txn that compares the header first.
-2. The header is never open for another attempt while rows of an earlier attempt at the same txid
-   are there: the sql_txn that opens the attempt removes them, or puts the rows from before back.
-3. What a transaction changes is copied to ``<table>_before`` in the sql_txn that changes it. It
-   stays there until a later transaction is opened. So all rows there are of the txid for which the
+2. The header is never open for an attempt while the table has rows of an earlier attempt at the
+   same txid: the sql_txn that opens the attempt removes them, or restores the previous rows.
+3. Rows that a transaction changes are copied to ``<table>_before`` in the same sql_txn, and stay
+   there until a later transaction is opened. So all rows there belong to the txid for which the
    header is open.
 """
 
@@ -58,8 +58,8 @@ from sinks.sql.table_base import SqlRollBack
 #: Rows that a reader takes at a time.
 READ_ROWS = 10_000
 
-#: About the most bytes of rows that are made into text while a sql_txn is open: servers end a
-#: sql_txn that is idle for long.
+#: About the most bytes of rows that are converted to text while a sql_txn is open, because servers
+#: end a sql_txn that is idle for long.
 LOADED_BYTES = 4 << 20
 
 #: What a staged row does to the row with its key.
@@ -247,7 +247,7 @@ class RowTable(TableDefinition):
         return removed
 
     def _all(self, connection: Any) -> list[RowTable]:
-        """The tables under this table's header, and itself, which says which they are."""
+        """All tables under this table's header: this table, and the tables that it names."""
         return [*(self.members.every(connection) if self.members is not None else ()), self]
 
     def _changed_last(self, connection: Any) -> list[RowTable]:
@@ -293,8 +293,8 @@ class RowTable(TableDefinition):
 
     def _tried(self, write: Callable[[Any], None]) -> None:
         """Write in a sql_txn that is rolled back. Raises ``BadRecordError`` for a row that the
-        database refuses whatever other rows there are. A part of a transaction lacks the others,
-        so a trigger, a foreign key or a value that must be unique would not tell."""
+        database refuses independently of other rows. Errors of triggers, foreign keys and unique
+        values do not count, because the rows are only a part of the transaction."""
         try:
             with suppress(SqlRollBack), self._writing() as connection:
                 if not self._triggers(connection):
@@ -311,7 +311,7 @@ class RowTable(TableDefinition):
 
     @abstractmethod
     def _is_of_row_alone(self, error: BaseException | None) -> bool:
-        """Whether an error of the database refuses a row whatever other rows there are."""
+        """Whether an error of the database refuses a row independently of other rows."""
 
     def change(
         self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
@@ -335,9 +335,9 @@ class RowTable(TableDefinition):
         self._tried(lambda connection: self.apply(connection, map(self._storable, rounds), attempt.txid))
 
     def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
-        """Write all rows. If the database refuses some, and they may be left out, write the others
-        in a second sql_txn, whose savepoints find them by halving. Where the database can write
-        rows one by one itself, it does that with parts that it has refused."""
+        """Write all rows. If the database refuses rows that may be left out, write the others in a
+        second sql_txn, which finds the refused rows by savepoints and halving. If the database
+        itself can write rows one by one, it does so with refused parts."""
         try:
             write(all_at_once)
             return
@@ -370,8 +370,8 @@ class RowTable(TableDefinition):
             pass
 
     def _singly(self, connection: Any, rows: pa.Table, write: WriteRows) -> Sequence[BadRecordError] | None:
-        """Let the database write rows one by one. Returns why it has refused some, which have no
-        effect. None, and nothing is written: it cannot do that."""
+        """Let the database write rows one by one. Returns the reasons for refused rows, which have
+        no effect. None: the database cannot do that, and nothing is written."""
         return None
 
     def _check_immediately(self, connection: Any) -> None:
@@ -556,8 +556,8 @@ class RowTable(TableDefinition):
         self._run(connection, self._keeping(staged, copied, txid))
 
     def _keeping(self, staged: str, copied: Sequence[str], txid: int, unless: str = "") -> str:
-        """``unless``: the condition that leaves out keys that are kept already; by default, the end
-        of the INSERT does that."""
+        """``unless``: the condition that leaves out keys that are already kept; by default, the end
+        of the INSERT leaves them out."""
         key, table = self._by_key().key, self._at(self._table)
         held = {name: f"{table}.{self._q(name)}" for name in copied}
         held |= {name: f"COALESCE({table}.{self._q(name)}, {staged}.{self._q(name)})" for name in key}
@@ -581,9 +581,9 @@ class RowTable(TableDefinition):
         self._upsert(connection, written, f"{staged} WHERE {ACTION} <> {DELETE}", assigned)
 
     def _keep_unchanged(self, connection: Any, staged: str, marks: Sequence[str]) -> None:
-        """Give the staged rows the values that they keep. Raises ``BadRecordError`` for one that
-        keeps a value of a row that is not there, unless the row was deleted by a later change: then
-        a connector repeats what was applied, and the staged row is left out."""
+        """Give the staged rows the values that they keep. Raises ``BadRecordError`` for a staged
+        row that keeps a value of a missing row. If a later change has deleted that row, the staged
+        row is a repetition by a connector, and is left out instead."""
         key, table = self._by_key().key, self._at(self._table)
         same = self._same(table, staged)
         missing = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"

@@ -35,21 +35,21 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
     ``SqliteTable``, ``PostgresTable`` or ``MySqlTable``.
 
     ``key``: the fields that a primary key or unique index of the table consists of. A row replaces
-    the one with its key as a whole, nulls included; ``ignore_nulls`` keeps the old values instead.
-    Of several rows of one key, the last one in the order of arrival counts.
+    the whole row of its key, nulls included; with ``ignore_nulls``, nulls keep the old values. Of
+    several rows of one key, the last in the order of arrival counts.
 
     A tombstone deletes the row of its key, and so does a row for which ``delete_when`` is true, as
-    in ``"op = 'd'"``. A Kafka spout whose rows have the record's key tells tombstones by the field
-    ``tombstone``. It adds the field by itself where every bolt that reads the stream asks for it;
-    with bolts in between, give it ``metadata=["tombstone"]``, and let the bolts keep the field.
+    in ``"op = 'd'"``. A Kafka spout whose rows have the record's key marks tombstones by the field
+    ``tombstone``. The spout adds the field by default if every bolt that reads the stream asks for
+    it; with bolts in between, give it ``metadata=["tombstone"]``, and let the bolts keep the field.
     ``sequence_by``: a field that rises with each change of a key. A change with a lower value than
-    the row's is left out, also after the row was deleted; of equal ones, the later counts. A
-    tombstone without a sequence is bad: use a field that tombstones have, such as ``offset``.
-    ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
+    that of the row is left out, also after the row was deleted; of equal values, the later change
+    counts. A tombstone without a sequence is bad: use a field that tombstones have, such as
+    ``offset``. ``keep_deletes``: for how many transactions the sequence of a deleted row is kept.
 
     ``unavailable``, a field of lists of names as ``DebeziumCodec`` gives it, names the columns that
-    keep their stored values. A change that leaves out values of a row that is not there is bad,
-    unless a later change of the batch deletes the row.
+    keep their stored values. A change that leaves out values of a missing row is bad, unless a
+    later change of the batch deletes the row.
 
     ``columns``: the fields to write; by default all but ``tombstone`` and ``unavailable``. The key
     and the sequence are always written. ``on_new_column``: what to do about a field that the table
@@ -187,7 +187,7 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
         return table
 
     def may_try_writes(self) -> bool:
-        """Not if a row keeps values of the one before it, which may be of the same batch."""
+        """Not if a row keeps values of the previous row, which may be of the same batch."""
         return not self._changes.ignore_nulls and not self._unavailable
 
     def try_writes(self) -> None:

@@ -78,7 +78,7 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
         self._model = ""  # the table next to which this one is
         self._ordered_by = ""  # the column with an index
         self._shape: TableShape | None = None
-        # names of fields -> the places and types of those whose values are converted
+        # names of fields -> the places and types of the fields whose values are converted
         self._changing: dict[tuple[str, ...], list[tuple[int, pa.DataType]]] = {}
         if key is not None and value is not None:
             self.bind(key, value)
@@ -567,7 +567,7 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
     def _converter(
         self, convert: Callable[[Any, pa.DataType], Any], fields: Fields
     ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-        """A function that converts the values of these fields, where the database needs it."""
+        """A function that converts the values of these fields, if the database needs it."""
         changing = self._changing.get(fields.names)
         if changing is None:
             kinds = map(fields.type_of, fields)

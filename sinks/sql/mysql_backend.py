@@ -251,8 +251,9 @@ class MySqlBackend(MySqlTableBase, SqlBackend):
             yield from cursor.fetchall_unbuffered()
 
     def _update_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Lock the rows that have the expected stamps, and write all if these are all: the database
-        updates many rows to a value each only by an INSERT that finds their keys."""
+        """Lock the rows that have the expected stamps, and write them if no row is missing. The
+        database can update many rows to different values only by an INSERT that finds their
+        keys."""
         own, names = len(self.shape.columns), [*self.shape.key, *STAMP_COLUMNS[:3]]
         found = 0
         for where, parameters in _conditions(names, [row[own - len(self.shape.key) :] for row in rows]):
@@ -292,8 +293,8 @@ class MySqlBackend(MySqlTableBase, SqlBackend):
 
 
 def _conditions(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Conditions that together are true of the rows with these values in these columns, and their
-    parameters. MariaDB finds no index for a list of pairs."""
+    """Conditions that together select the rows with these values in these columns, and their
+    parameters. MariaDB uses no index for a list of pairs."""
     quoted = [f'"{name}"' for name in names]
     one = "(" + " AND ".join(f"{name} = %s" for name in quoted) + ")"
     for page in pages_of(rows, _KEYS_PER_SELECT):

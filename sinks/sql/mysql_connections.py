@@ -120,8 +120,8 @@ class Cursor(pymysql.cursors.Cursor):
 
 
 class UnbufferedCursor(pymysql.cursors.SSCursor):
-    """A cursor that reads each row from the server when it is wanted. Until it has read all of
-    them, the connection cannot be used otherwise; closing it reads the rest."""
+    """A cursor that reads each row from the server on demand. Until it has read all rows, the
+    connection has no other use; closing the cursor reads the rest."""
 
 
 class Connection(pymysql.connections.Connection):

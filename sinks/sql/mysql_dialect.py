@@ -53,7 +53,7 @@ class MariaDbDialect(Dialect):
         return self.table_options
 
     def folded(self, name: str) -> str:
-        """Letter by letter: a letter that has two capitals keeps its case."""
+        """Letter by letter: a letter whose capital form has two letters keeps its case."""
         return "".join(each.upper() if len(each.upper()) == 1 else each for each in name)
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
@@ -180,8 +180,8 @@ def upsert(shape: TableShape, aggregates: Mapping[str, Aggregate], value_type: V
 
 
 def write_rows(shape: TableShape) -> str:
-    """The statement that replaces what rows of existing keys hold. Parameters of each row: every
-    column except the key, then the key."""
+    """The statement that replaces the values of rows with existing keys. Parameters of each row:
+    every column except the key, then the key."""
     held = [name for name, _ in shape.columns if name not in shape.key]
     columns = ", ".join(f'"{name}"' for name in (*held, *shape.key))
     marks = ", ".join([shape.dialect.mark] * len(shape.columns))

@@ -27,7 +27,7 @@ _VALUES = (
     *(1048, 1062, 1216, 1217, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1441, 1451, 1452, 1525),
     *(1586, 1690, 1761, 3140, 3819, 4025, 4161, 1071, 1118, 1153, 1301, 3854, 1067, 1070, 1101, 1117, 4026),
 )
-#: Those of values that must be unique, and of foreign keys.
+#: Errors of unique values and of foreign keys.
 _OF_OTHER_ROWS = (1062, 1216, 1217, 1451, 1452, 1586, 1761)
 #: Errors of an address, a user or its permissions.
 _REFUSALS = (1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1396, 1410, 1698, 2026, 2054, 2059, 2061, 3118, 4151)
@@ -49,7 +49,7 @@ def named(error: Exception, location: str) -> Exception:
 
 
 def is_of_row_alone(error: BaseException) -> bool:
-    """Whether an error refuses a row whatever other rows there are."""
+    """Whether an error refuses a row independently of other rows."""
     return code_of(error) in _VALUES and code_of(error) not in _OF_OTHER_ROWS
 
 

@@ -202,7 +202,7 @@ class MySqlTableBase(SqlTableBase):
 
     @contextmanager
     def at_one_moment(self) -> Iterator[Self]:
-        """In a sql_txn that reads; it holds up nobody."""
+        """In a sql_txn that only reads, so it blocks no other client."""
         with self._connected() as connection:
             reader = copy.copy(self)
             if connection.is_mariadb:

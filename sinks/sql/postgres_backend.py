@@ -322,8 +322,8 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
         return rows
 
     def _streamed(self, connection: Any, query: str, parameters: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        """By a cursor of the server, which ends with its sql_txn. The first rows tell how many make
-        a page."""
+        """By a cursor of the server, which ends with its sql_txn. The first rows determine the
+        number of rows of a page."""
         with connection.transaction(), connection.cursor(_DUE_CURSOR, binary=True) as cursor:
             connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
             cursor.execute(query, parameters)
@@ -360,8 +360,8 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
         names: Sequence[str],
         rows: Sequence[tuple[Any, ...]],
     ) -> int:
-        """Execute a statement over given rows, in parts; and over long rows ``alone``, which takes
-        one row. Returns how many rows changed."""
+        """Execute a statement for given rows, in parts; for long rows, execute ``alone``, which
+        takes one row. Returns the number of changed rows."""
         kinds, changed = {**dict.fromkeys(EXPECTED, self.dialect.integer), **dict(self.shape.columns)}, 0
         arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in names)
         text = statement(f"(SELECT {arrays}) AS _given")

@@ -1,5 +1,5 @@
-"""Statements of PostgreSQL that a block of PL/pgSQL runs for each of many rows, without those of
-the rows that they refuse."""
+"""Statements of PostgreSQL that a block of PL/pgSQL runs for each of many rows, without effect for
+refused rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import psycopg
 
-#: The rows, all as text, with a column of their number, and what was refused.
+#: The table of the rows, all as text, with their numbers, and the table of errors.
 ROWS_TABLE, NUMBER = "pg_temp._ratchet_rows", "_ratchet_row"
 _REFUSED_TABLE, _CURRENT = "pg_temp._ratchet_refused", "_ratchet_current"
 #: The most characters of the text of an error.
@@ -27,7 +27,7 @@ class RowByRow:
     (``given``), and ``run`` executes them for each row, in order, in a few exchanges with the
     server."""
 
-    #: Of a statement that has not run.
+    #: The result of a statement that has not run.
     rowcount = 0
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class RowByRow:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no statement: what was to be collected cannot run row by row."""
+        """Whether there is no statement, because the statements cannot run row by row."""
         return not self._statements
 
     @staticmethod

@@ -326,7 +326,7 @@ class PostgresTableBase(SqlTableBase):
 
     @contextmanager
     def at_one_moment(self) -> Iterator[Self]:
-        """In a sql_txn that reads; it holds up nobody."""
+        """In a sql_txn that only reads, so it blocks no other client."""
         with self._connected() as connection:
             reader = copy.copy(self)
             connection.execute(

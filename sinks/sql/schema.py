@@ -36,7 +36,7 @@ from sinks.backend import ROLLED_BACK, SWEPT
 HEADERS_TABLE = "_ratchet_headers"
 HEADER_COLUMNS = "format, topology_id, incarnation, epoch, open_txid, open_attempt, open_digest, done"
 STAMP_COLUMNS = ("_txid", "_epoch", "_attempt", "_writer", "_deleted", "_prev_exists")
-#: The stamp that a row must have to be updated, among given rows.
+#: The column of given rows with the stamp that a row must have to be updated.
 EXPECTED = tuple(f"_expected{name}" for name in STAMP_COLUMNS[:3])
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -63,7 +63,7 @@ class Dialect(ABC):
     greatest = ""
     #: The database silently truncates names after this many bytes. None: it does not.
     name_bytes_max: int | None = None
-    #: Characters, at some place, that no name has; None: there are none.
+    #: Characters that no name may contain; None: there are none.
     no_name: re.Pattern[str] | None = None
     #: A prefix, in any case, that table names must not have; names that columns must not have.
     reserved_prefix = ""
@@ -305,9 +305,9 @@ class TableShape:
         return f"CREATE TABLE {self.name} ({', '.join(lines)}, PRIMARY KEY ({key})){self.dialect.table_options}"
 
     def index_ddl(self, column: str, name: str) -> str:
-        """The statement that creates an index of a column, for ``due``. Where the database can do
-        that, the index leaves out deleted rows: then no statement that finds a row by its key uses
-        it, although the column may be a part of the key that many rows share."""
+        """The statement that creates an index of a column, for ``due``. If the database can do
+        that, the index leaves out deleted rows, so that no statement that finds a row by its key
+        uses the index, although the column may be a part of the key that many rows share."""
         return f'CREATE INDEX "{name}" ON {self.name} ("{column}"){self.dialect.index_condition}'
 
     @property

@@ -45,8 +45,8 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
     ``mode="binary"``: the value is the data, and the attributes are headers. Give the spout
     ``header_codecs=codec.header_codecs()``, which makes the same fields, all of text.
 
-    Errors of structured mode: a value that is no JSON object, another ``specversion``, a missing
-    ``id``, ``source`` or ``type``, a ``time`` that is none, and data that ``codec`` refuses.
+    Errors of structured mode: a value that is not a JSON object, another ``specversion``, a missing
+    ``id``, ``source`` or ``type``, a ``time`` that is not a time, and data that ``codec`` refuses.
 
     ``KafkaSink(value_codec=...)`` writes events of the fields ``ce_id``, ``ce_source``, ``ce_type``
     and the other ``attributes`` that the rows have. Give it ``headers=codec.headers()``, too.
@@ -88,8 +88,8 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
         return {PREFIX + name: TextCodec(PREFIX + name) for name in self._attributes} if self._is_binary else {}
 
     def headers(self, **shared: str) -> dict[str, str | bytes]:
-        """The headers that ``KafkaSink(headers=...)`` adds. Other libraries tell the modes apart by
-        them. In binary mode, the fields of the attributes are text, and ``shared`` are attributes
+        """The headers that ``KafkaSink(headers=...)`` adds, by which other libraries recognise the
+        mode. In binary mode, the fields of the attributes are text, and ``shared`` are attributes
         that are the same in all events: ``headers(source="/shop")``. Raises ``TopologyError`` for
         events without ``id``, ``source`` or ``type``."""
         if not self._is_binary:
@@ -189,7 +189,7 @@ class CloudEventsCodec(PerValueCodec, WrappingCodec):
 
 
 def _check_required(row: Mapping[str, Any]) -> None:
-    """Raise ``BadRecordError`` for a row without an attribute that each event has."""
+    """Raise ``BadRecordError`` for a row without an attribute that every event must have."""
     for name in _REQUIRED:
         if PREFIX + name in row and not row[PREFIX + name]:
             raise BadRecordError(f"{PREFIX}{name} is {row[PREFIX + name]!r}, and an event needs it")

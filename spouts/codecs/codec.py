@@ -34,8 +34,8 @@ class UndecodableValueError(Exception):
 
 
 class TooLargeTogetherError(RatchetError):
-    """The given values become too large together, and none of them is bad: decode them in parts of
-    the first ``count`` values, which do not."""
+    """The given values together become too large, although none is bad. Decode them in parts of
+    ``count`` values; the first part is small enough."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,5 +1,5 @@
-"""Decodes with any codec, also with one that raises an error that it should not: the values that
-cause the error are bad values, and a producer cannot stop a topology with them.
+"""Decodes with any codec, also with a codec that raises unexpected errors: the values that cause an
+error are bad values, so that a producer cannot stop a topology.
 
 The codec is called on halves, and on single values below 16. If it raises for each of n values,
 it is called at most 1.25 n + 1 times.
@@ -18,8 +18,8 @@ from spouts.codecs.codec import HALVED_FROM, Codec, Truths, UndecodableValueErro
 
 
 def is_about_values(error: BaseException) -> bool:
-    """Whether other values may decode. The errors of Ratchet say themselves what follows. Missing
-    memory, modules, files and connections are no property of a value."""
+    """Whether other values may decode. Ratchet's own errors define their consequences. Missing
+    memory, modules, files and connections do not depend on a value."""
     if isinstance(error, (RatchetError, MemoryError, ImportError, ConnectionError, TimeoutError)):
         return False
     if isinstance(error, OSError):
@@ -41,7 +41,7 @@ def decode_good(codec: Codec, raw: Values | pa.BinaryArray) -> tuple[pa.RecordBa
 
 
 def decode(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
-    """``decode`` of the codec. Raises ``UndecodableValueError`` for the first bad value, also where
+    """``decode`` of the codec. Raises ``UndecodableValueError`` for the first bad value, even if
     the codec raises another error."""
     try:
         return codec.decode_array(raw) if isinstance(raw, pa.Array) else codec.decode(raw)
@@ -59,8 +59,8 @@ def decode(codec: Codec, raw: Values | pa.BinaryArray) -> pa.RecordBatch:
 
 
 def left_out(codec: Codec, raw: Values | pa.BinaryArray) -> Truths | None:
-    """``left_out`` of the codec. Values for which it raises an error are not left out: to decode
-    them says what is wrong."""
+    """``left_out`` of the codec. Values for which it raises an error are not left out, so that
+    decoding reports the error."""
     try:
         return codec.left_out(raw)
     except BaseException as error:
@@ -103,7 +103,7 @@ def _found(
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows in one batch. Parts may differ in their types where a codec infers these from
+    """The rows in one batch. Parts may differ in their types if a codec infers types from
     values."""
     tables = [pa.Table.from_batches([each]) for each in batches]
     schema = pa.unify_schemas([each.schema for each in batches], promote_options="permissive")

@@ -33,12 +33,13 @@ _VARINT_BYTES_MAX = 5
 
 
 class CompressedCodec(PerValueCodec, WrappingCodec):
-    """Values that are compressed one by one, with ``codec`` for what is inside.
+    """Values that are compressed one by one; ``codec`` decodes their content.
 
     ``compression``: "gzip", "zstd", "lz4" (frames), "snappy" (raw, or of snappy-java's stream) or
     "bz2". ``bytes_max``: a value that becomes larger is a bad record, and is not decompressed
-    further. So is one that is cut off, damaged, or of another compression. Values that together
-    become larger than 64 MiB raise ``TooLargeTogetherError``: the spouts then decode them in parts.
+    further. A value that is cut off, damaged, or of another compression is bad, too. Values that
+    together become larger than 64 MiB raise ``TooLargeTogetherError``: the spouts then decode them
+    in parts.
 
     >>> from spouts import TextCodec
     >>> codec = CompressedCodec(TextCodec("word"), "gzip")

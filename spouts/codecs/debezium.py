@@ -136,8 +136,8 @@ class DebeziumCodec(PerValueCodec):
     # --- inside -----------------------------------------------------------------------------------
 
     def _parts(self, values: pa.BinaryArray) -> tuple[list[_Part], list[BadRecord]]:
-        """The values, grouped by how their schemas describe the columns, and those with a schema
-        that is none of a change record."""
+        """The values, grouped by the columns of their schemas, and the values whose schema is not
+        that of a change record."""
         bad: list[BadRecord] = []
         columns: dict[str, dict[str, Described]] = {}
         groups: dict[str, list[tuple[pa.BinaryArray, Numbers]]] = defaultdict(list)
@@ -266,8 +266,8 @@ class DebeziumCodec(PerValueCodec):
 
 
 class _Part(NamedTuple):
-    """Values, their indices, and the columns as their schema describes them: none of them where the
-    records have no schema."""
+    """Values, their indices, and the columns of their schema; no columns if the records have no
+    schema."""
 
     values: pa.BinaryArray
     places: Numbers
@@ -306,8 +306,8 @@ def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
 
 
 def _by_prefix(values: pa.BinaryArray) -> Iterable[tuple[bytes, Numbers]]:
-    """The values, grouped by what stands before their payloads, in the order of the first of each:
-    it, and the indices. Values without a schema, and nulls, are one group."""
+    """The values, grouped by the bytes before their payloads: these bytes, and the indices, in the
+    order of first occurrence. Values without a schema, and nulls, are one group."""
     first = next((each for each in values if each.is_valid), None)
     prefix = prefix_of(first.as_py()) if first is not None else b""
     if prefix:

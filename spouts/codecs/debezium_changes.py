@@ -28,7 +28,7 @@ from spouts.codecs.debezium_schema import (
 from spouts.codecs.schema_cache import cached_by_schema
 
 _HELD = ("op", "server", "database", "schema", "table", "unavailable", "position")
-#: The beginning of names of Ratchet's columns, here and in tables of rows.
+#: The prefix of the names of Ratchet's columns, here and in tables of rows.
 _OWN = "_ratchet_"
 _METADATA = {f"{_OWN}{name}": name for name in _HELD}
 #: The most characters of a default, which each row without the column holds.
@@ -173,7 +173,7 @@ def _any_codec() -> DebeziumCodec:
 
 
 def _described(prefix: bytes) -> Sequence[Described]:
-    """The columns that a record's schema describes; none if it describes none."""
+    """The columns that a record's schema describes."""
     found = columns_of_schema(prefix)
     if found is None:
         raise BadRecordError(NOT_OF_A_CHANGE)
@@ -212,7 +212,8 @@ def _default(column: Described, declared: pa.DataType) -> dict[bytes, bytes] | N
 
 
 def _holds(declared: pa.DataType, value: Any) -> bool:
-    """Whether a column holds a value of JSON as it is, and every SQL writes it in the same way."""
+    """Whether a column holds a JSON value unchanged, in a form that is the same in every SQL
+    dialect."""
     if not isinstance(value, (int, float, str)) or isinstance(value, bool) != pa.types.is_boolean(declared):
         return False
     if (isinstance(value, str) and set(value) & set("\\%\0")) or (

@@ -66,9 +66,9 @@ _PLAIN = {
     "string": pa.string(),
     "bytes": pa.binary(),
 }
-#: The most digits after the point of a number with a scale of its own: those of PostgreSQL.
+#: The most digits after the point of a number with its own scale: PostgreSQL's limit.
 _SCALE_MAX = 16_383
-#: The errors of a conversion for values that another schema than theirs, or none, describes.
+#: The errors of a conversion for values that do not fit their schema.
 _NOT_FITTING = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, pa.ArrowNotImplementedError)
 _NAMED = ("NaN", "Infinity", "-Infinity")
 _DIGITS = decimal.Context(prec=80)
@@ -228,7 +228,7 @@ def _scale(column: Described) -> int:
 
 
 def _parameter(column: Described, name: str, otherwise: int | None = None) -> int:
-    """A parameter that is a number. Raises ``ValueError`` for another, and where it is missing."""
+    """A parameter that is a number. Raises ``ValueError`` if it is missing, or not a number."""
     value: Any = (column.get("parameters") or {}).get(name, otherwise)
     try:
         return int(value)
@@ -318,8 +318,8 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 def _converter(column: Described, declared: pa.DataType, settings: SourceSettings) -> Convert:
-    """What makes a column of values of the declared type, or of one that is cast to it; null where
-    a value is none of it."""
+    """The function that makes a column of values, of the declared type or a type that is cast to
+    it; null for values of another type."""
     types, name, kind = pa.types, column.get("name"), column["type"]
     if name == _DECIMAL:
         scale = _scale(column)
@@ -453,8 +453,8 @@ def _unscaled(value: bytes, scale: int) -> decimal.Decimal | None:
 
 
 def _variable_decimals(raw: pa.Array, declared: pa.DataType) -> pa.Array:
-    """Numbers of which each has a scale of its own, in the declared type or one that is cast to it.
-    The others do not matter to the text of one."""
+    """Numbers with a scale each, in the declared type or a type that is cast to it. The text of a
+    number does not depend on the other numbers."""
     numbers = [_scaled(each) if each is not None else None for each in raw.to_pylist()]
     if pa.types.is_string(declared):
         return pa.array([None if each is None else f"{each:f}" for each in numbers], declared)
@@ -463,7 +463,7 @@ def _variable_decimals(raw: pa.Array, declared: pa.DataType) -> pa.Array:
 
 
 def _exact(numbers: Sequence[decimal.Decimal | str | None], declared: pa.DataType) -> pa.Array:
-    """Numbers, or texts of numbers; null where the type does not hold one exactly."""
+    """Numbers, or texts of numbers; null if the type does not hold a number exactly."""
     return pa.array([None if each is None else exact_decimal(each, declared) for each in numbers], declared)
 
 
@@ -497,7 +497,7 @@ def _fitted(column: pa.Array, declared: pa.DataType) -> pa.Array:
 
 def _or_null(column: pa.Array, convert: Convert, made: pa.DataType | None = None) -> pa.Array:
     """The converted column; null for each value that cannot be converted. ``made``: the type of the
-    converted column, where it is known."""
+    converted column, if known."""
     try:
         return convert(column)
     except _NOT_FITTING:

@@ -12,23 +12,23 @@ import pyarrow.compute as pc
 from spouts.codecs.debezium_columns import Described
 from spouts.codecs.schema_cache import cached_by_schema
 
-#: With this, a record with a schema begins.
+#: The beginning of a record with a schema.
 BEGINNING = b'{"schema":{'
-#: With this, its payload begins.
+#: The beginning of the payload of such a record.
 PAYLOAD = b'},"payload":'
-#: The reason for a value whose schema is another.
+#: The reason for a value with another schema.
 NOT_OF_A_CHANGE = "a schema that is none of a change record"
-#: Rows, structs and arrays inside each other. PostgreSQL and MySQL need three.
+#: The most levels of nested rows, structs and arrays. PostgreSQL and MySQL need three.
 _DEPTH_MAX = 32
-#: An object whose first member is a schema or a payload, however it is written; and how those begin
-#: that Kafka Connect does not write.
+#: An object whose first member is a schema or a payload, in any notation; and the beginnings of
+#: objects that Kafka Connect does not write.
 _WITH_SCHEMA = r'^\s*\{\s*"(schema|payload)"\s*:'
 _BEGINS_OTHERWISE = r'^(\s|\{\s|\{"payload"|\{"schema"\s|\{"schema":\s)'
 
 
 def as_connect_writes(values: pa.BinaryArray) -> pa.BinaryArray:
-    """The same values; those with a schema and a payload that another program has written again,
-    with blanks or in another order, as Kafka Connect writes them."""
+    """The same values, in the notation of Kafka Connect. Another program may have written schema
+    and payload again, with blanks or in another order."""
     otherwise = pc.or_(pc.match_substring_regex(values, _BEGINS_OTHERWISE), pc.invert(pc.ends_with(values, b"}")))
     if not pc.any(otherwise, min_count=0).as_py():  # nulls do not count
         return values
@@ -59,9 +59,9 @@ def prefix_of(value: bytes) -> bytes:
 
 @cached_by_schema
 def columns_of_schema(prefix: bytes) -> tuple[Described, ...] | None:
-    """The columns, as a record's schema describes them, each with a name of its own; None for the
-    schema of another record, or for none. Each description in them has a type, and what its type
-    needs: the others need not check that."""
+    """The columns that a record's schema describes, with distinct names; None for the schema of
+    another kind of record, or without a schema. Each description has a type and everything that the
+    type needs, so callers need not check that."""
     try:
         schema = json.loads(prefix[: -len(PAYLOAD)] + b"}}")["schema"]
         parts = schema.get("fields") or []

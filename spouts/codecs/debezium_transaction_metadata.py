@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _OF_A_CHANGE = re.compile(rb'"transaction"\s*:\s*(?=\{)')
-#: PostgreSQL's: the transaction, and the place in its log of this change or end.
+#: The form of PostgreSQL's ids: the transaction, and the place of this change or end in the log.
 _WITH_POSITION = re.compile(r"(\d+):\d+")
 _DECODER = json.JSONDecoder()
 #: Errors that JSON of another shape raises.
@@ -35,8 +35,8 @@ class TransactionEnd(NamedTuple):
 
 
 def change_order(value: bytes | None) -> ChangeOrder | None:
-    """The place of a change in its transaction; None for a record that belongs to none, such as a
-    tombstone and a row of a snapshot. The value is JSON, with or without a schema.
+    """The place of a change in its transaction; None for a record without a transaction, such as a
+    tombstone or a row of a snapshot. The value is JSON, with or without a schema.
 
     >>> change_order(b'{"op":"c","transaction":{"id":"7:9","data_collection_order":2}}')
     ChangeOrder(transaction='7', order=2)
@@ -55,8 +55,8 @@ def change_order(value: bytes | None) -> ChangeOrder | None:
 
 
 def transaction_end(value: bytes | None) -> TransactionEnd | None:
-    """The end that a record of the topic of transactions tells of; None for the beginning of a
-    transaction, and for a record that is none of Debezium's.
+    """The end in a record of the topic of transactions; None for the beginning of a transaction,
+    and for a record that is not Debezium's.
 
     >>> transaction_end(
     ...     b'{"status":"END","id":"7:9","event_count":2,'

@@ -181,7 +181,7 @@ class SchemaCodec(EncodingCodec):
 
     @abstractmethod
     def without_registry(self) -> SchemaCodec:
-        """A codec that writes 0 for the id and asks nobody, to find out which rows it encodes."""
+        """A codec that writes 0 for the id without a request, to find out which rows it encodes."""
 
     @abstractmethod
     def check_schema(self) -> None:

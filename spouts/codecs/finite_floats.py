@@ -1,4 +1,4 @@
-"""Values whose floats must be finite, around another codec."""
+"""A codec around another codec, for values whose floats must be finite."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from spouts.codecs.encoding_codec import WrappingCodec, encoder, refusal
 
 
 class FiniteCodec(PerValueCodec, WrappingCodec):
-    """Another codec, for which a value is bad if a float in it is NaN or infinite, also inside of
-    lists, structs and maps: one such value makes the sum of its group NaN or infinite for ever.
-
-    It is for codecs whose format has these floats. ``JsonCodec`` refuses them by itself, unless
-    ``non_finite`` is set. Rows with such a float are not encoded.
+    """Refuses values of another codec with a NaN or infinite float, also inside of lists, structs
+    and maps, because one such value makes the sum of its group NaN or infinite for ever. Use it for
+    formats that have such floats; ``JsonCodec`` refuses them by default, unless ``non_finite`` is
+    set. Rows with such a float are not encoded, either.
 
     >>> from spouts import CsvCodec
     >>> codec = FiniteCodec(CsvCodec(Fields(word=str, share=float)))

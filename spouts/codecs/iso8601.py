@@ -4,7 +4,7 @@ Invariants:
 
 1. Text has one meaning, whatever other text is in the column: Arrow's own parser reads columns of
    usual text only, and ``_parsed`` gives the same for these. A test compares them.
-2. What is found is what Python's ``datetime`` can hold. Other text gives null: years before 1 and
+2. Only values of Python's ``datetime`` are accepted. Other text gives null: years before 1 and
    after 9999, 24:00, leap seconds, days that no month has.
 3. Digits beyond the declared unit are cut off, so the moment never moves to another second or day.
 
@@ -126,7 +126,7 @@ def _parsed(texts: pa.StringArray, pattern: str) -> tuple[Numbers, Numbers, Numb
 
 
 def _digits(texts: pa.StringArray, at: int, count: int) -> Numbers:
-    """The digits of each text from a place on, as numbers. What is missing is 0."""
+    """The digits of each text from a place on, as numbers. Missing parts are 0."""
     padded = pc.utf8_rpad(pc.utf8_slice_codeunits(texts, at, at + count), count, padding="0")
     found: Numbers = padded.cast(pa.int64()).to_numpy()
     return found

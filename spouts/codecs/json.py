@@ -32,25 +32,24 @@ class JsonCodec(BulkCodec, EncodingCodec):
     """JSON objects with a declared schema: each value is one object, each field a column.
 
     ``fields``: typed ``Fields`` or an Arrow schema. A missing field is null. ``alias``: field ->
-    its name in the objects, where that is another one; a dot in it is a part of the name.
-    ``extra``: other keys of the objects are ignored ("ignore"), or kept ("capture"): a last field
-    ``extra`` has them as one JSON object, each value as it is written; null where there is none.
-    ``non_finite``: whether a field that is a float may be NaN or infinite: in JSON the text "NaN",
-    "Infinity" or "-Infinity", which is an error otherwise.
-    ``spouts.codecs.json_types`` lists how values of each type are written: what ``KafkaSink``
-    writes is read back.
+    its name in the objects, if different; a dot is a part of the name. ``extra``: other keys of the
+    objects are ignored ("ignore"), or kept ("capture"): a last field ``extra`` has them as one JSON
+    object, each value as it is written; null where there is none. ``non_finite``: whether a field
+    that is a float may be NaN or infinite: in JSON the text "NaN", "Infinity" or "-Infinity", which
+    is an error otherwise. ``spouts.codecs.json_types`` lists how values of each type are written:
+    what ``KafkaSink`` writes is read back.
 
     Errors: null, or nothing, in a field that the Arrow schema declares as not nullable (in one of a
     nested object only where that object is there), a value of another type, an integer beyond 64
     bits, a bare NaN, a number beyond a double, a moment or a date that Python cannot hold, invalid
     UTF-8, and a value that is not exactly one object.
 
-    Arrow's JSON reader says what a value means. Where the compiled part is installed
-    (``spouts._native``), and no field is a decimal or of a large type, it decodes the usual values
-    several times as fast, with the same results. It leaves to Arrow's reader, value by value: a
-    declared key given twice, numbers with more than 64 characters or an exponent of three digits,
-    nesting beyond 200 levels, and whatever seems to be an error. Otherwise Arrow's reader decodes
-    all values.
+    Arrow's JSON reader defines the meaning of a value. If the compiled part is installed
+    (``spouts._native``), and no field is a decimal or of a large type, the compiled part decodes
+    the usual values several times as fast, with the same results. It leaves single values to
+    Arrow's reader: a declared key given twice, numbers with more than 64 characters or an exponent
+    of three digits, nesting beyond 200 levels, and apparent errors. Otherwise Arrow's reader
+    decodes all values.
 
     >>> JsonCodec(Fields(word=str, amount=int)).decode([b'{"word": "a", "amount": 7, "x": 1}']).to_pylist()
     [{'word': 'a', 'amount': 7}]
@@ -109,11 +108,11 @@ class JsonCodec(BulkCodec, EncodingCodec):
         """From a JSON Schema: a mapping, its text, or the path of a file.
 
         Enforces types, nested objects, arrays, and ``required``: of a nested object, where that
-        object is there. Null and nothing are the same: a property that is not required may be null,
-        and a required one that may be null may be missing. An item of an array may be null. An
+        object is there. Null and nothing are the same: an optional property may be null, and a
+        required property that may be null may be missing. An item of an array may be null. An
         integer has 64 bits, and is not written as ``1.0``. Ignores other restrictions, such as
-        ``minimum`` or ``pattern``. Raises
-        ``TopologyError`` for what has no Arrow type (``oneOf``, ``$ref`` to another document).
+        ``minimum`` or ``pattern``. Raises ``TopologyError`` for what has no Arrow type (``oneOf``,
+        ``$ref`` to another document).
 
         >>> JsonCodec.from_json_schema({"type": "object", "properties": {"n": {"type": "integer"}}}).fields
         Fields(n: int64)

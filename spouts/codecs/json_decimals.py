@@ -1,5 +1,5 @@
-"""JSON values whose decimals Arrow's reader must not see as they are written (see
-``framework.topology.exact_decimals``): their decimals are written anew, as plain texts.
+"""Rewrites decimals in JSON values as plain texts, because Arrow's reader must not see some of them
+in their original form (see ``framework.topology.exact_decimals``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNUSUAL = r"[0-9.][eE]-[0-9]|\.[0-9]{38}|\\u00[2-7]"
 
 
 class DecimalRewriter:
-    """Rewrites the values of a schema of which some fields are decimals, or hold some."""
+    """Rewrites the values of a schema in which some fields are or contain decimals."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._fields = [each for each in schema if holds_decimals(each.type)]
@@ -72,8 +72,8 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(value: Any, declared: pa.DataType, name: str) -> Any:
-    """The value with its decimals as plain texts, which Arrow's reader takes for numbers. Raises
-    ``ValueError``. Anything else stays, for the reader to refuse."""
+    """The value with its decimals as plain texts, which Arrow's reader reads as numbers. Raises
+    ``ValueError``. Everything else stays, so that the reader may refuse it."""
     types = pa.types
     if types.is_decimal(declared) and isinstance(value, (_Number, str)):
         text = value.text if isinstance(value, _Number) else value

@@ -11,8 +11,8 @@ struct, list           objects and arrays of these
 =====================  =============================================================================
 
 Two steps: Arrow's reader, or the compiled one, reads the types that JSON has (``in_json``). Then
-``Conversion`` makes the declared types of these columns, and says which rows have a value that is
-none of its type.
+``Conversion`` converts these columns to the declared types, and finds the rows with a value of
+another type.
 """
 
 from __future__ import annotations

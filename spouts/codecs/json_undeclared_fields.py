@@ -57,7 +57,7 @@ class Extra:
 
 
 def checked_extra(extra: str, fields: Sequence[str], names: Sequence[str]) -> Extra | None:
-    """What captures undeclared fields; None: they are ignored. Raises ``TopologyError``."""
+    """The capture of undeclared fields; None: they are ignored. Raises ``TopologyError``."""
     if extra not in ("ignore", "capture"):
         raise TopologyError(f"extra must be 'ignore' or 'capture', not {extra!r}")
     if extra == "ignore":

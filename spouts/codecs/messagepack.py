@@ -94,8 +94,8 @@ def _map_of(value: bytes) -> dict[Any, Any]:
     return found
 
 
-#: The kinds that MessagePack has for the values of a type. Arrow would convert other kinds, too: an
-#: empty text to an empty list, a number to a moment.
+#: The kinds of MessagePack for the values of a type. Arrow would also convert other kinds, such as
+#: an empty text to an empty list, or a number to a moment.
 _KINDS: list[tuple[Callable[[pa.DataType], bool], frozenset[type]]] = [
     (pa.types.is_boolean, frozenset({bool})),
     (pa.types.is_integer, frozenset({int, float})),
@@ -155,8 +155,7 @@ def _holds_maps(declared: pa.DataType) -> bool:
 
 
 def _with_maps(value: Any, declared: pa.DataType, where: str) -> Any:
-    """The value with maps for the pairs that Arrow gives. Raises ``ValueError`` for a key that
-    comes twice."""
+    """The value with maps in place of Arrow's pairs. Raises ``ValueError`` for a duplicate key."""
     if value is None or not _holds_maps(declared):
         return value
     if pa.types.is_map(declared):

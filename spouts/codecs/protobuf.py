@@ -74,8 +74,8 @@ class ProtobufDecoder:
         return found
 
     def _add(self, chunk: Sequence[tuple[int, int, Any]], batches: list[pa.RecordBatch], bad: list[BadRecord]) -> None:
-        """Add the rows of a chunk. A value is good or bad alone, whatever comes with it: bad values
-        are found by halving."""
+        """Add the rows of a chunk. Whether a value is bad does not depend on other values, so
+        halving finds bad values."""
         if not chunk:
             return
         cells = CELLS_MAX if len(chunk) > 1 else CELLS_MAX + CELLS_PER_BYTE * chunk[0][1]

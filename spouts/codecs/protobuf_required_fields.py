@@ -1,9 +1,9 @@
 """The required fields of proto2 that a message lacks.
 
-The library's own list of them is not used: where a message has a map, and another field of messages
-with required fields, the list has names that are made of memory it should not read, or the process
-ends (protobuf 7.36). ``FindInitializationErrors`` makes this list, and so does
-``SerializeToString`` for its error. ``IsInitialized`` is right.
+The library's own list is not used. If a message has a map, and another field of messages with
+required fields, the list has names from invalid memory, or the process ends (protobuf 7.36).
+``FindInitializationErrors`` makes this list, and so does ``SerializeToString`` for its error.
+``IsInitialized`` is right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from spouts.codecs.protobuf_schema import is_map, is_repeated
 
-#: So many are named.
+#: The most fields that a message names.
 _NAMED = 3
 
 

@@ -35,8 +35,8 @@ _MESSAGE_CHARACTERS_MAX, _REFUSAL_CHARACTERS_MAX = 200, 600
 _UNKNOWN_CODE = -1
 #: Shorter secrets are not replaced in messages.
 _SECRET_CHARACTERS_MIN = 4
-#: The clients of this process, by their settings, and how many characters of schemas each got since
-#: it last forgot what it caches. It would cache every schema.
+#: The clients of this process, by their settings, and the characters of schemas that each has
+#: received since its cache was last emptied, because it would cache every schema.
 _clients: ClientCache[Any] = ClientCache()
 _cached: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -71,8 +71,8 @@ def new_schema(text: str, kind: str, references: Sequence[tuple[str, str, int]] 
 
 
 def check_urls(what: str, setting: str) -> None:
-    """Raise ``ConfigError`` if the setting, which separates several addresses by commas, has one
-    that is no address of a Schema Registry, without showing it."""
+    """Raise ``ConfigError`` if an address in the setting, which separates addresses by commas, is
+    not that of a Schema Registry. The message does not show the address."""
     for each in setting.split(","):
         _check(what, each.strip(), "https?|mock")
 
@@ -97,7 +97,7 @@ def _shown(address: str) -> str:
 
 def _secrets(settings: Mapping[str, Any]) -> list[str]:
     """The secrets in the settings, in each form in which a message could contain them; the longest
-    first. Of three characters or fewer they could not be told from other text."""
+    first. Secrets of three characters or fewer could not be distinguished from other text."""
     found = {str(value) for name, value in settings.items() if is_secret(name)}
     found |= {each.partition(":")[2] for name, each in settings.items() if name.endswith("user.info")}
     for name in ("url", "proxy"):
@@ -107,10 +107,10 @@ def _secrets(settings: Mapping[str, Any]) -> list[str]:
 
 
 class RegistryClient:
-    """Asks the Schema Registry that ``settings`` name. All with the same settings share one
+    """Asks the Schema Registry that ``settings`` name. Clients with the same settings share one
     connection pool. ``${NAME}`` in a setting stands for an environment variable of the process that
-    asks. ``form``: in which the registry gives schemas, where their kind has several;
-    None: as text. The client's cache does not tell forms apart, so each form has a client."""
+    asks. ``form``: the form in which the registry gives schemas, for kinds with several forms;
+    None: text. The cache of a client ignores forms, so each form has its own client."""
 
     def __init__(self, settings: Mapping[str, Any], form: str | None = None) -> None:
         self._settings = {name: resolved(f"{name!r} of the Schema Registry", value) for name, value in settings.items()}

@@ -37,8 +37,8 @@ _PAUSES_S = (0.5, 2.5)
 _UNUSABLE_S = 60.0
 #: Ids whose values are bad, and digests, that are remembered in a process, for one reader's schema.
 _UNUSABLE_MAX = 20_000
-#: A decoder counts for so many times the size of its schemas, because it takes up to thirty times
-#: as much memory.
+#: The factor by which the size of its schemas counts for a decoder, because a decoder takes up to
+#: thirty times that memory.
 _DECODER_WEIGHT = 4
 #: Schemas that one schema refers to, also by way of others.
 _REFERENCES_MAX, _REFERENCES_DEEP_MAX = 256, 64
@@ -59,8 +59,8 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
     ``registry``: its address, or a mapping of settings for confluent-kafka's
     ``SchemaRegistryClient`` (``url``, ``basic.auth.user.info``, ``ssl.ca.location`` ...).
     ``writer_subjects``: accept only schemas that the registry has under one of these subjects;
-    None: any. Without it, whoever may register a schema under any subject chooses how the bytes of
-    his records are read.
+    None: any. Without it, any client that may register a schema under any subject chooses how the
+    bytes of his records are read.
 
     A value is a bad record if the registry says, and says again seconds later, that it does not
     have the schema; if it does not fit the codec; or if it is of another subject. If the registry
@@ -93,7 +93,7 @@ class RegistryCodec(PerValueCodec, ColumnEncodingCodec, SchemaCodec):
 
     @abstractmethod
     def reader_key(self) -> str:
-        """What tells this codec from others of its kind."""
+        """A text that distinguishes this codec from others of its kind."""
 
     @abstractmethod
     def tombstones(self) -> Decoder:
@@ -238,9 +238,9 @@ class _Writers:
         return cls._all.get(key, lambda: cls(codec))
 
     def decoders(self, schema_ids: Iterable[int | None]) -> Iterator[tuple[int | None, Decoder | str]]:
-        """A decoder for each id, or the reason why its values are bad. Waits seconds, at most, for
-        ids that the registry does not know yet; however many they are, they wait together. Use each
-        decoder at once: together they may be larger than what is kept of them."""
+        """A decoder for each id, or the reason why its values are bad. Waits up to three seconds
+        for all ids together that the registry does not know yet. Use each decoder immediately,
+        because all of them may be larger than the cache."""
         open_ids = []
         for each in schema_ids:
             if each is None:
@@ -297,7 +297,7 @@ class _Writers:
         return decoder
 
     def _new_decoder(self, schema_id: int) -> tuple[Decoder, int]:
-        """A decoder, and what it counts for."""
+        """A decoder, and the bytes that it counts for."""
         found = self._registry.schema(schema_id)
         references = dict(references_of(self._registry, found))
         self._digests[schema_id] = _digest(found, references)

@@ -1,5 +1,5 @@
-"""Keeps what was read from schemas within a bound of memory: producers, and whoever registers
-schemas, write them."""
+"""Keeps the results of reading schemas within a bound of memory, because producers, and other
+clients of a registry, write schemas."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MISSING = object()
 
 
 class SchemaCache(Generic[_Result]):
-    """Results by key: as many as were read from 8 MiB of schemas together, and always the last one.
-    Forgets the least recently used. Used by several threads."""
+    """Results by key: as many as were read from 8 MiB of schemas in total, and always the last
+    result. Forgets the least recently used. Used by several threads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[Hashable, tuple[_Result, int]] = OrderedDict()

@@ -18,7 +18,7 @@ Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
 class Slice(Generic[W]):
     """Offsets that were emitted in one call, in order, and which of them are done. ``what``: the
-    caller's data for them, until all are done: an earlier slice may stay open for long."""
+    caller's data for them, until all are done, because an earlier slice may stay open for long."""
 
     __slots__ = ("_first", "done", "left", "offsets", "what")
 

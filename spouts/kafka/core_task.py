@@ -31,7 +31,8 @@ from spouts.kafka.partition_plan_entries import Position, TopicPartition, partit
 
 #: Decoded records that a partition may buffer.
 _BUFFERED_MAX = 4_000
-#: While the decoded records of a task take so many bytes, no partition is read that has any.
+#: While the decoded records of a task take this many bytes, only partitions without decoded records
+#: are read.
 BUFFERED_BYTES_MAX = 64 << 20
 
 

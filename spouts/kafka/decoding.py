@@ -106,8 +106,8 @@ class RecordDecoder:
 
 
 class _InPartsError(Exception):
-    """The records that are still to be decoded, ``count`` at a time, because all are too large
-    together."""
+    """The remaining records must be decoded ``count`` at a time, because together they are too
+    large."""
 
     def __init__(self, chunk: Any, count: int) -> None:
         self.chunk, self.count = chunk, count

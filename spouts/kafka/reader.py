@@ -43,10 +43,9 @@ from spouts.kafka.topic_streams import Streams
 
 C = TypeVar("C", bound=RecordChunk)
 
-#: Where transactions of the source are kept together, a task may read more than
-#: ``TASK_ROWS_BYTES_MAX`` bytes of rows for one batch, as long as they are at most this many times
-#: as large as the values that they were decoded from, with so many bytes per record for its
-#: metadata.
+#: With ``keep_transactions``, a task may read more than ``TASK_ROWS_BYTES_MAX`` bytes of rows for
+#: one batch, up to this multiple of the bytes of their values; for metadata, each record counts
+#: this many more bytes.
 EXPANSION_MAX, _RECORD_BYTES = 20, 50
 #: The error text of a record that was left out on request.
 LEFT_OUT_REASON = "left out by ratchet undo --skip-records"
@@ -180,7 +179,8 @@ class KafkaReader(PartitionReader):
 
 @dataclass(slots=True)
 class _Size:
-    """The size of the records that a task has read for a batch. Those without rows do not count."""
+    """The size of the records that a task has read for a batch. Records without rows do not
+    count."""
 
     records: int = 0
     value_bytes: int = 0

@@ -96,8 +96,8 @@ def checked_bounds(
 
 
 def check_order(start: Bounds, end: Bounds) -> None:
-    """Raise ``ConfigError`` where reading would end before it starts, as far as no log is needed to
-    know."""
+    """Raise ``ConfigError`` if reading would end before it starts, as far as that is known without
+    the log."""
     shared = [("", start.everywhere, end.everywhere)]
     for these, those in ((start.topics, end.topics), (start.partitions, end.partitions)):
         shared += [(f" of {each}", these[each], those[each]) for each in sorted(these.keys() & those.keys())]

@@ -69,16 +69,15 @@ class _KafkaSpout:
     1970, or a ``datetime`` with a zone; or a mapping of topics to these, or of partitions to
     offsets, such as ``{"orders/0": 500, "orders/1": "latest"}``. A resumed topology ignores it.
     ``start_group``: a new topology begins where this consumer group has committed; partitions of
-    which it has no offset begin at ``start``. ``read_first``: topics that
-    are tables, such as customers: a new topology reads them to where they end when it starts,
-    before the first record of the other topics. They begin at their beginning, whatever ``start``
-    says.
+    which it has no offset begin at ``start``. ``read_first``: topics that are tables, such as
+    customers. A new topology reads them from their beginning, whatever ``start`` says, to their
+    present end, before the first record of the other topics.
 
     **The end.** ``end``: where reading ends: "latest" (what is there at the first start), a past
     time (the records before the first one of this time or later), or a mapping as for ``start``.
     The ends are fixed at the first start and stored; partitions that appear later are not read. A
-    topology that has committed everything up to them ends, and says that it is finished. One that
-    is started with another ``end`` goes on to that one; without ``end``, it goes on for good.
+    topology that has committed everything up to the ends is finished, and ends. With another
+    ``end``, a later start continues to that end; without ``end``, it continues indefinitely.
 
     **Transactions of the source.** ``keep_transactions``: the records are changes that Debezium
     writes with ``provide.transaction.metadata=true``, and a batch has all changes of a transaction
@@ -92,9 +91,9 @@ class _KafkaSpout:
     null), and ``key`` and ``value`` as they are.
 
     **Several topics with a codec each.** ``streams``, in place of ``topics`` and ``codec``: stream
-    -> the codec of the topic of this name, or a ``TopicStream`` that says more. There is no default
-    stream then: bolts subscribe with ``stream="orders"``. A batch holds records of all topics, and
-    the limits and the dead letters are those of the whole spout.
+    -> the codec of the topic of this name, or a ``TopicStream`` with more options. There is no
+    default stream then: bolts subscribe with ``stream="orders"``. A batch holds records of all
+    topics, and the limits and the dead letters are those of the whole spout.
 
     **How much at a time.** ``batch_records_max`` and ``partition_records_max`` limit a batch
     exactly, in offsets. ``batch_bytes_max`` (bytes of values) and ``batch_time_max_s`` (seconds of
@@ -106,12 +105,12 @@ class _KafkaSpout:
     truncated log, a topic that was created again, another cluster) stop the topology ("fail"), or
     are skipped and counted ("skip"). ``on_bad_record``: a record that cannot be decoded stops the
     topology ("fail"), is counted and left out ("skip"), or goes to ``dead_letters`` under the same
-    txid ("dead_letter"). So does one whose value a bolt or a sink refuses by a ``BadRecordError``,
-    if that bolt has no ``on_bad_record`` of its own. ``dead_letters``: a committer such as
-    ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. A
-    share of bad records above ``bad_record_share_max``, of each stream, stops the topology in any
-    case (None: never). A value of more than ``record_bytes_max`` bytes is a bad record: compressed,
-    it may have been a few bytes on the broker.
+    txid ("dead_letter"). The same applies to a record whose value a bolt or a sink refuses by a
+    ``BadRecordError``, unless that bolt has its own ``on_bad_record``. ``dead_letters``: a
+    committer such as ``sinks.DeadLetterTable`` or ``sinks.DeadLetterTopic``. A share of bad records
+    of a stream above ``bad_record_share_max`` always stops the topology (None: never). A value of
+    more than ``record_bytes_max`` bytes is a bad record; compressed, it may have had only a few
+    bytes on the broker.
 
     **Clients.** ``bootstrap_servers``, and ``settings`` of librdkafka, such as security. Both may
     also come from the configuration's ``kafka.*`` keys; the values given here win. Settings that
@@ -286,7 +285,7 @@ class _KafkaSpout:
 
 
 def _check_transactions(topics: Sequence[str], others: Mapping[str, Any]) -> None:
-    """Refuse what cannot be had together with ``keep_transactions``."""
+    """Refuse options that cannot be combined with ``keep_transactions``."""
     given = next((name for name, each in others.items() if each), None)
     if given is not None:
         raise ConfigError(f"keep_transactions and {given} cannot be had together: {given} would divide transactions")

@@ -84,7 +84,7 @@ _FIXED = {
 _DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 
-#: Options of the driver's JVM, before those that users give in the usual setting.
+#: Options of the driver's JVM, in front of the user's options in the usual setting.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
 #: The name prefix of folders that only this user may read.
 _PRIVATE = "ratchet-spark-"
@@ -96,7 +96,7 @@ _SOCKET_FOLDER_MAX = 64
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 #: The environment variable with further arguments of ``spark-submit``.
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-#: The settings that become arguments of the JVM anyway, and those that say what it is.
+#: The settings that become arguments of the JVM in any case, and the settings that identify it.
 _ON_COMMAND_LINE = re.compile(
     r"spark\.(master|app\.name|submit\.deployMode|driver\.(memory\w*|defaultJavaOptions|extra\w+))"
 )
@@ -278,8 +278,8 @@ def _gateway(settings: Mapping[str, str], conf: SparkConf) -> Any:
 
 
 def _launch(conf: SparkConf) -> Any:
-    """Start the JVM. Every user of the host can read its command line, so that has only what a JVM
-    must know before it reads a file. Secret settings are passed later."""
+    """Start the JVM. Every user of the host can read its command line, so the line has only the
+    settings that a JVM needs before it reads a file. Secret settings are passed later."""
     global _output
     _output = SparkOutput()
     shown, others = SparkConf(loadDefaults=False), {}
@@ -294,9 +294,9 @@ def _launch(conf: SparkConf) -> Any:
 
 @contextmanager
 def _submitted_from_file(settings: Mapping[str, str]) -> Iterator[None]:
-    """Let ``spark-submit`` read settings from a file that only this user can read. Their names do
-    not tell all secrets: an address may contain one. If the user's own arguments name a file, that
-    file is read instead."""
+    """Let ``spark-submit`` read settings from a file that only this user can read. All settings are
+    in the file, because names do not reveal all secrets: an address may contain one. If the user's
+    own arguments name a file, that file is read instead."""
     before = os.environ.get(_SUBMIT_ARGUMENTS)
     if before is not None and "--properties-file" in before:
         yield
@@ -325,7 +325,7 @@ def _property(text: str) -> str:
 
 
 def _warn_of_java_options(conf: SparkConf) -> None:
-    """Warn of Java options that seem to contain a secret: they are on a command line."""
+    """Warn of Java options that seem to contain a secret, because they are on a command line."""
     for key, value in conf.getAll():
         if key.endswith("JavaOptions") and (is_secret(value) or shown_value("", value) == HIDDEN):
             _log.warning(
@@ -431,9 +431,9 @@ def _with_private_temporary_folder(chosen: Mapping[str, str]) -> str:
 
 
 def _unix_sockets() -> dict[str, str]:
-    """Settings with which Spark and its Python processes talk over Unix sockets. Spark checks no
-    secret there, and reads pickles from them, so they are in a folder of this user only. On the
-    hosts of a cluster there is none: Spark uses TCP, and checks its secret."""
+    """Settings with which Spark and its Python processes communicate over Unix sockets. Spark reads
+    pickles from these sockets without a secret, so they are in a folder of this user only. The
+    hosts of a cluster have no such folder: there Spark uses TCP, and checks its secret."""
     folder = str(_private_folder(tempfile.gettempdir()))
     if len(folder) > _SOCKET_FOLDER_MAX:
         return {}
@@ -474,8 +474,8 @@ def _with_key(context: SparkContext) -> SparkContext:
 
 def _import_path() -> list[str]:
     """The paths on which workers on this host must look for the user's modules: those of this
-    process, without installed packages. The current folder is one of them only if this process
-    looks there too: another user may own it."""
+    process, without installed packages. The current folder is included only if this process imports
+    from it, too, because another user may own the folder."""
     paths = (entry or os.getcwd() for entry in sys.path)
     own = [entry for entry in paths if Path(entry).is_dir() and "-packages" not in entry]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)

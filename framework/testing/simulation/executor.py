@@ -29,8 +29,8 @@ class _Executor:
 
     def _laid_out(self, txid: int) -> PlannedTopology:
         """The layout for a batch. If the schedule's commits run as one task, one task runs every
-        second batch as a whole. All attempts at a transaction have one layout, because another
-        one brings rows in another order."""
+        second batch as a whole. All attempts at a transaction have the same layout, because another
+        layout has another order of rows."""
         whole = self._injector.schedule.collapsed and txid % 2 == 1
         return self._planned.for_batch(True, collapsed=whole)
 

@@ -2,16 +2,16 @@
 
 A consumer returns no part of a response before the whole response has arrived and is decompressed.
 So a slow link, or batches that become a thousand times larger, look like silence. After a silence,
-and after a read that took too long because a quota throttled it,
-the next consumer fetches less per request, down to single batches, and may be silent for longer. So
-any partition is read in the end, while an attempt that waits for a dead leader still fails soon.
+and after a read that took too long because a quota throttled it, the next consumer fetches less per
+request, down to single batches, and may be silent for longer. So every partition is read
+eventually, but an attempt that waits for a dead leader still fails soon.
 
 Batches that become much larger take memory before their size is known. So the first consumer
-fetches little. A read that lasts, as of a backlog, needs more, and so does a topic that brings more
-than ``BUSY_BYTES_PER_S``. Then the statistics tell how much larger the batches become, and so how
-much a fetch may have. When one became much more than that, the next consumer fetches less, down to
-one batch of one partition, and holds less. So the memory does not grow with the number of such
-batches (ADR 129).
+fetches little. A long read, as of a backlog, needs larger fetches, and so does a topic with more
+than ``BUSY_BYTES_PER_S``. Then the statistics tell the rate of expansion, and so how much a fetch
+may have. When a fetch has become much larger, the next consumer fetches less, down to one batch of
+one partition, and holds less. So the memory does not grow with the number of such batches (ADR
+129).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from typing import Any
 
 from framework.clients.kafka_stall_detection import NOTHING, REPORT_EVERY_MS, Received, is_silent
 
-#: The first consumer fetches so much in one response.
+#: The bytes of a response to the first consumer.
 FIRST_FETCH_BYTES = 8 << 10
-#: About how many bytes the fetches of all queues together are to become, and those of one queue at
-#: least and at most.
+#: The target for the decompressed bytes of the fetches of all queues together, and the least and
+#: the most for one queue.
 FETCHED_BYTES, _FETCHED_MIN, _FETCHED_MAX = 64 << 20, 1 << 20, 8 << 20
-#: So many received bytes of records tell how much larger they have become.
+#: The bytes of received records that suffice to measure the rate of expansion.
 TELLING_BYTES = 256 << 10
-#: A consumer is busy if so many reports come before the end of a read, or if it receives so much.
+#: A consumer is busy after this many reports before the end of a read, or at this rate.
 _BUSY_REPORTS, BUSY_BYTES_PER_S = 2, 1 << 20
 #: A consumer that holds this much more than its fetch-ahead limit, or returns this much in one
 #: piece, has received a batch that became much larger.
 EXPANDED_BYTES = 128 << 20
 LARGE_BYTES = 32 << 20
-#: The factor by which a silence makes fetches smaller, and by which a fetch may become larger or
-#: smaller than it is to, until that changes the next ones.
+#: The factor by which a silence makes fetches smaller; the factor by which a fetch may miss its
+#: target before the next fetches change.
 _SMALLER, _TOLERANCE = 16, 4
-#: Fetches of so few bytes return single batches.
+#: Fetches of this few bytes return single batches.
 _SINGLE_BATCH = 64
 #: The limit to which patience grows from one silence to the next: librdkafka's own timeout of a
 #: request.
 _PATIENCE_MAX = 6
-#: After this time without silence or large batches, fetches may grow again; and when the consumer
-#: was not busy meanwhile, they are small again.
+#: After this time without silence or large batches, fetches may grow again. If the consumer was not
+#: busy in this time, they are small again.
 _AGAIN_S = 60.0
-#: While nothing is known, a consumer of so many partitions reports soon.
+#: While the expansion is unknown, a consumer of at most this many partitions reports this often.
 _SOON_MS, _FEW_QUEUES = 100, 64
 #: librdkafka accepts two names for this setting.
 _FETCH_BYTES, _FETCH_BYTES_TOO = "max.partition.fetch.bytes", "fetch.message.max.bytes"
-#: All partitions of a response together. librdkafka wants no less than the largest record of a
-#: producer, and for that no less than 1,000.
+#: The bytes of all partitions in a response. librdkafka requires at least the largest record of a
+#: producer, which must be at least 1,000.
 _RESPONSE_BYTES, _SENT_MAX, _SENT_MAX_MIN = "fetch.max.bytes", "message.max.bytes", 1_000
 _AHEAD_KBYTES = "queued.max.messages.kbytes"
 
@@ -107,13 +107,13 @@ class FetchPace:
         }
 
     def report_every_ms(self, queues: int) -> int:
-        """How often the consumer is to report what it receives."""
+        """How often the consumer must report what it receives."""
         is_first = math.isfinite(self._bytes) and self._slow_since is None
         return _SOON_MS if is_first and queues <= _FEW_QUEUES else REPORT_EVERY_MS
 
     def has_seen(self, *, piece: int, ahead: int, received: Received = NOTHING) -> None:
-        """Note how many bytes a consumer has returned in one piece, how many it holds in its
-        queues, and what it has received so far."""
+        """Note the bytes that a consumer has returned in one piece, that it holds in its queues,
+        and that it has received so far."""
         if self.is_stale:
             return
         if piece > LARGE_BYTES:

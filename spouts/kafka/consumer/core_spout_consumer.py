@@ -351,7 +351,7 @@ class KafkaTail:
                 continue
             here = self._feed.position(tp)
             if here is not None and here != asked and lows[tp].offset <= here <= ends[tp].offset:
-                # The answer to a request from before the position was set, or to one ahead of it.
+                # The answer to a request from before the position was set, or for a later position.
                 further[tp] = Position(here, lows[tp].topic_id)
                 continue
             self._data_lost(

@@ -1,7 +1,6 @@
-"""Reads parts of a batch again, one after the other, from a copy in memory (ADR 128).
-
-A consumer that is positioned again drops what it has fetched, and its next answer waits for the
-fetch before. So the first part that is read brings the whole range of the batch.
+"""Reads parts of a batch again, one after the other, from a copy in memory (ADR 128). After a seek,
+a consumer drops its fetched records, and its next answer waits for the previous fetch. So the read
+of the first part fetches the whole range of the batch.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_deserialization import Parts
 
-#: The copy of a larger batch is not kept: each part of it is fetched.
+#: The largest copy that is kept; each part of a larger batch is fetched separately.
 KEPT_BYTES_MAX = 32 << 20
 
 
@@ -49,8 +48,8 @@ class FetchedBatchCache:
         parts: Parts,
         check_alive: Callable[[], None],
     ) -> Iterator[Any]:
-        """As ``read`` of the session. ``wholes``: the ranges of which ``ranges`` are parts; a range
-        that is in no other one is read as it is, and ends the copies."""
+        """As ``read`` of the session. ``wholes``: the ranges of which ``ranges`` are parts. A range
+        that is not a part of another range is read directly, and ends the copies."""
         if not wholes:
             self._copies.pop(session, None)
             yield from session.read(ranges, parts, check_alive)

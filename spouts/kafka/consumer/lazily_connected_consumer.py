@@ -1,4 +1,4 @@
-"""A consumer that connects when it is used first, for what the driver reads now and then."""
+"""A consumer that connects at its first use, for occasional reads of the driver."""
 
 from __future__ import annotations
 

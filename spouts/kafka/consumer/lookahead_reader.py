@@ -20,8 +20,7 @@ _RECORDS = 10_000
 
 
 class Ahead(NamedTuple):
-    """A record, or only that nothing more is there: then ``offset`` is where the log ends, and
-    ``is_end`` is set."""
+    """A record, or the end of the log: then ``offset`` is the end, and ``is_end`` is set."""
 
     partition: str
     offset: int
@@ -30,14 +29,14 @@ class Ahead(NamedTuple):
 
 
 class LookaheadReader(LazilyConnectedConsumer):
-    """Reads the partitions that were begun, each from its own position."""
+    """Reads the partitions given to ``begin``, each from its own position."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         super().__init__(settings, group)
         self._assigned: dict[str, int] = {}  # partition -> the offset that is read next
 
     def begin(self, partition: str, offset: int) -> None:
-        """Read this partition from ``offset``, whatever was read of it before."""
+        """Read this partition from ``offset`` on."""
         _, assignment = self._connected()
         self.end(partition)
         with self._explained():
@@ -59,8 +58,8 @@ class LookaheadReader(LazilyConnectedConsumer):
         return int(low)
 
     def read(self) -> list[Ahead]:
-        """Some records of the partitions that were begun. Raises ``RetryableError`` when none
-        comes."""
+        """Some records of the partitions given to ``begin``. Raises ``RetryableError`` if none
+        arrives."""
         consumer, _ = self._connected()
         found: list[Ahead] = []
         damaged: set[str] = set()
@@ -84,9 +83,9 @@ class LookaheadReader(LazilyConnectedConsumer):
         return [*found, *self._after(damaged)] if damaged else found
 
     def _after(self, damaged: Collection[str]) -> Iterator[Ahead]:
-        """Goes on behind batches that cannot be read, as if they had one record without a value:
-        the reader of the batch says what becomes of them. A new consumer does so, because this one
-        has lost its position there."""
+        """Continue after batches that cannot be read, as if they had one record without a value,
+        because the reader of the batch decides about them. A new consumer continues, because this
+        consumer has lost its position there."""
         positions, self._assigned = self._assigned, {}
         self.close()
         for partition, offset in positions.items():

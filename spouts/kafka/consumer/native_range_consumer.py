@@ -221,7 +221,7 @@ class NativeSession:
         if records <= limits.SIDE_BY_SIDE_RECORDS_MAX:
             yield from self._read_groups(wanted, sorted(wanted), QUEUES_MAX, parts)
             return
-        # by their average, so that a kept consumer has the right number of queues for the next read
+        # by their mean, so that a kept consumer has the right number of queues for the next read
         as_many = limits.SIDE_BY_SIDE_RECORDS_MAX * len(wanted) // records
         together = min(QUEUES_MAX, max(FETCHED_TOGETHER_MAX, as_many))
         if len(wanted) > together and self._queues > max(QUEUES_MIN, queues_for(together)):

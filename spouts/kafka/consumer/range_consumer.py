@@ -125,8 +125,9 @@ def records_of(ranges: Mapping[TopicPartition, Range]) -> int:
 
 
 def read_together(ranges: Mapping[TopicPartition, Range]) -> dict[TopicPartition, Range]:
-    """The first of these partitions that have no more than ``SIDE_BY_SIDE_RECORDS_MAX`` records in
-    total, and at least one. A partition costs the broker's answer time, however few records it has.
+    """The first of these partitions, with at most ``SIDE_BY_SIDE_RECORDS_MAX`` records in total,
+    and at least one partition. Each partition costs the broker's answer time, even with few
+    records.
 
     >>> ranges = {("t", number): Range(0, 4) for number in range(6_000)}
     >>> len(read_together(ranges)), len(read_together({("s", 0): Range(0, 90_000), **ranges}))

@@ -2,8 +2,8 @@
 
 Asking for the ends of all logs costs a millisecond, so an idle source is asked seldom. Meanwhile a
 consumer waits at the ends: brokers hold its request until a record comes. It only says that
-something came. What was read is thrown away, and the planner asks the source itself. So nothing
-depends on the watch except how soon a first record is planned.
+something came. The records that it reads are dropped, and the planner itself asks the source. So
+nothing depends on the watch except how soon a first record is planned.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ FIRST_BATCH_RECORDS = 100_000
 FIRST_SIZED_BATCH_RECORDS = 1_000
 #: A batch may be at most this many times larger than the largest earlier batch with a known time.
 GROWTH_MAX = 8
-#: A task reads at most so many bytes of rows for one batch, in Arrow: they may all wait for the
-#: commit, and each fold of them needs a few times as much.
+#: The most bytes of rows (in Arrow) that a task reads for one batch, because all of them may wait
+#: for the commit, and each fold needs several times as much.
 TASK_ROWS_BYTES_MAX = 128 << 20
-#: How many times the bytes that one batch is meant to have a task reads at most.
+#: The most bytes of values that a task reads, as a multiple of the target for a batch.
 OVERSIZE_MAX = 4 / 3
 #: The weight that earlier measurements keep with each new batch.
 _MEMORY = 0.8
@@ -97,7 +97,7 @@ class BatchSizer:
     def learn(self, planned: int, records: int, size_bytes: int, elapsed_s: float, *, row_bytes: int = 0) -> None:
         """Learn from a batch: ``planned`` offsets held ``records`` records with ``size_bytes``
         bytes in total, and took ``elapsed_s`` seconds. ``row_bytes``: as in ``ReadCounts``. Larger
-        records than before count at once, smaller ones little by little."""
+        records than before count immediately, smaller records gradually."""
         if planned <= 0:
             return
         allowed = self._records_max()

@@ -58,7 +58,7 @@ class ReadingEnd:
         return self._asked is not None and self._asked.of(partition) is not None
 
     def asked_of(self, partition: str) -> str | None:
-        """What plans say was asked for."""
+        """The requested end, in the form of plans."""
         bound = self._asked.of(partition) if self._asked is not None else None
         return text_of_bound(bound) if bound is not None else None
 

@@ -1,5 +1,5 @@
-"""Records that nobody may read yet, because a kafka_txn of their producer is open: how many there
-are, and a warning when they stay.
+"""Records that consumers may not read yet, because a kafka_txn of their producer is open: how many
+there are, and a warning when they stay.
 
 A consumer of committed records sees the end of the log only up to the first open kafka_txn. A
 producer that hangs hides all that others write after it, until the broker aborts its kafka_txn.
@@ -22,8 +22,8 @@ LONG_OPEN_S = 30.0
 
 
 class OpenTransactions:
-    """What is known of the ends of logs behind open kafka_txns. Used from the planner's thread;
-    ``records`` from any."""
+    """The known ends of logs behind open kafka_txns. Used from the planner's thread; ``records``
+    from any."""
 
     def __init__(self) -> None:
         #: Where the logs end. Replaced, never changed.

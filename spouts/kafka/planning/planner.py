@@ -13,18 +13,17 @@ Invariants:
 4. Shares are fair: a partition with few records gives all it has, the others share the rest evenly.
 5. If a range does not begin at the end of the previous one, there is a ``gap``, and the user has
    chosen ``on_data_loss="skip"``.
-6. Where topics are read first, nothing of the others is read until each partition of the first is
-   read to where it ended at the first start. The plans carry that offset, so it holds after a
-   restart.
+6. With ``read_first``, the other topics are not read until each partition of these topics is read
+   to its end at the first start. The plans carry that offset, so it holds after a restart.
 7. A bounded spout reads no partition past its end, and no partition that had no end when the ends
-   were fixed. The plans carry the ends, so they hold after a restart. Where the very first plan is
-   planned afresh, its start and its ends are those of the plan that it replaces.
-8. Where transactions of the source are kept together, ``SourceTransactions`` shares a batch among
-   the partitions, and no range ends within such a transaction. The halves of a batch in which a
-   record is refused are the exception.
-9. A partition at rest keeps its entry of the previous plan, the same object: it would get an equal
-   one. So the cost of a plan is in the partitions that move; of the others, only the end of the log
-   is looked at.
+   were fixed. The plans carry the ends, so they hold after a restart. If the very first plan is
+   planned again, it keeps the start and the ends of the plan that it replaces.
+8. With ``keep_transactions``, ``SourceTransactions`` shares a batch among the partitions, and no
+   range ends within such a transaction. The halves of a batch in which a record is refused are the
+   exception.
+9. A partition without new records keeps its entry of the previous plan, as the same object. So the
+   cost of a plan depends on the partitions with new records; for the others, only the end of the
+   log is read.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class KafkaSource:
     new topology reads to their ends, as they are then, before the others. ``start_group``: the
     consumer group whose committed offsets a new topology begins at; partitions without one begin at
     ``start``. ``end``: where reading ends; None: it does not. ``waits_for_open``: the end of a log
-    includes what is behind an open kafka_txn. ``keeps_transactions``: a batch has all changes of a
-    transaction of the source, or none."""
+    includes the records behind an open kafka_txn. ``keeps_transactions``: a batch has all changes
+    of a transaction of the source, or none."""
 
     topics: tuple[str, ...]
     pattern: str | None

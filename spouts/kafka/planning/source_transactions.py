@@ -1,22 +1,22 @@
 """Plans the changes of a source transaction together: each batch has all of them, or none.
 
-Debezium writes the changes of a transaction into the topics of its tables, and its end into one
-more topic, with the number of changes of each table. So the planner reads ahead, and ends the
-ranges of a batch behind the last changes of transactions whose ends it has read.
+Debezium writes the changes of a transaction into the topics of its tables, and the end of the
+transaction into another topic, with the number of changes of each table. So the planner reads
+ahead, and ends the ranges of a batch after the last changes of transactions whose ends it has read.
 
 Invariants:
 
 1. The ends are planned in their order in the topic of transactions, which is the order of the
    source's commits. The changes of a transaction are planned with its end.
-2. A partition is planned in its order. A record that belongs to no transaction (a tombstone, a row
-   of a snapshot) is planned with what precedes it, or by itself.
-3. A change whose transaction has ended in an earlier batch is repeated, by a connector that was
-   started again. It is planned at once. For that, the ends before the position of a batch are read
-   again, also by the next leader.
-4. A batch is as small as the limits of records and of bytes say, but has at least one transaction,
-   whatever its size.
-5. The records that were read ahead are only a copy of the log. They are forgotten when the
-   positions do not fit to them, and when reading fails.
+2. A partition is planned in its order. A record without a transaction (a tombstone, a row of a
+   snapshot) is planned with the preceding records, or alone.
+3. A change whose transaction ended in an earlier batch is a repetition by a restarted connector,
+   and is planned immediately. To recognise it, each leader reads the ends before the position of a
+   batch again.
+4. A batch keeps the limits of records and of bytes, but has at least one transaction, whatever its
+   size.
+5. The records that were read ahead are only a copy of the log. They are dropped if they do not
+   match the positions, and when reading fails.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from spouts.kafka.planning import batch_limits
 
 _log = get_logger()
 
-#: How the name of a connector's topic of transactions ends, after its prefix.
+#: The end of the name of a connector's topic of transactions, after its prefix.
 TRANSACTIONS = ".transaction"
 #: How many records of the topic of transactions are read again, for invariant 3.
 _READ_BACK = 10_000
-#: How many of the transactions that have ended are remembered at most.
+#: The most ended transactions that are remembered.
 _ENDED_MAX = 100_000
-#: At least so many records of a partition are read ahead, if a batch may have them.
+#: The least records of a partition that are read ahead, if a batch may have them.
 _STEP_MIN = 1_000
-#: So much of what is planned already is kept, and then removed at once.
+#: The number of planned items that are kept before all of them are removed together.
 _DROPPED_MAX = 10_000
 #: The topic of messages of a connector, after its prefix.
 _MESSAGES = ".message"
-#: What batches wait for is logged every so many seconds.
+#: The seconds between two log lines about what batches wait for.
 _SAY_AFTER_S = 60.0
 
 
@@ -71,9 +71,9 @@ class ReadsAhead(Protocol):
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbouring records of one transaction, or of none, in a partition. ``next``: the offset
-    behind the last one. ``changes``: how many there are, without repetitions. ``highest``: the
-    order of the last change so far. ``records``: with repetitions. ``size``: the bytes of their
+    """Adjacent records of one transaction, or of none, in a partition. ``next``: the offset after
+    the last record. ``changes``: their number, without repetitions. ``highest``: the order of the
+    last change so far. ``records``: their number, with repetitions. ``size``: the bytes of their
     values."""
 
     transaction: str | None
@@ -111,8 +111,8 @@ class _Log:
             last.changes += 1
 
     def drop(self, offset: int) -> bool:
-        """Forget what is before ``offset``. Returns whether the rest begins where a run begins, or
-        in one that may be divided."""
+        """Drop the records before ``offset``. Returns whether the rest begins where a run begins,
+        or in a run that may be divided."""
         start = self.begin
         while self.at < len(self.runs) and self.runs[self.at].next <= offset:
             run = self.runs[self.at]
@@ -129,9 +129,9 @@ class _Log:
 
 @dataclass(slots=True)
 class _Ends:
-    """The ends that were read of a topic of transactions. ``ended``: the transactions that end
-    before ``begin``. ``ahead[at:]``: the others, with the offsets behind their ends. ``begun``: the
-    offset behind the last record that is not an end."""
+    """The ends that were read from a topic of transactions. ``ended``: the transactions that end
+    before ``begin``. ``ahead[at:]``: the others, with the offsets after their ends. ``begun``: the
+    offset after the last record that is not an end."""
 
     begin: int
     read_to: int
@@ -164,9 +164,9 @@ class _Ends:
 
 
 class _Walk(NamedTuple):
-    """``changes``, and the ``highest`` order, of the transaction that was looked for, in the runs
-    before ``place``, whose last record is before ``offset``. ``follows``: the younger transaction
-    that follows, if any."""
+    """``changes``, and the ``highest`` order, of the sought transaction, in the runs before
+    ``place``, whose last record is before ``offset``. ``follows``: the later transaction that
+    follows, if any."""
 
     place: int
     offset: int
@@ -181,13 +181,14 @@ _Changed = Callable[[str, TransactionEnd], Iterable[tuple[str, int, Sequence[str
 
 
 class _Cut:
-    """Finds where a batch can end, in what was read ahead. ``limits``: no partition beyond this
-    offset.
+    """Finds where a batch can end, in the records that were read ahead. ``limits``: the most offset
+    of each partition.
 
     After ``find``: ``taken``: the number of records. ``taken_bytes``: of their values. ``lacking``:
-    the partitions of which more must be read before more can be taken. ``waits_for``: what is
-    missing, for the log. ``unnamed``: the topics with changes of a transaction whose end does not
-    name their tables. ``short``: the transactions that are taken without some of their changes."""
+    the partitions that must be read further before more can be taken. ``waits_for``: a description
+    of missing changes, for the log. ``unnamed``: the topics with changes of a transaction whose end
+    does not name their tables. ``short``: the transactions that are taken without some of their
+    changes."""
 
     def __init__(
         self,
@@ -309,8 +310,8 @@ class _Cut:
         short: list[Mapping[str, Any]] = []
         for topic, count, partitions in self._changed(_prefix(owner), end):
             walks = {each: self._walk(each, end.transaction) for each in partitions}
-            # In one partition, the last change comes after all others, also after those that an
-            # earlier batch has had, or that are not repeated.
+            # In one partition, the last change comes after all others, also after changes of an
+            # earlier batch, and changes that are not repeated.
             changes = sum(each.highest if len(partitions) == 1 else each.changes for each in walks.values())
             if changes < count:
                 waiting = {each: walk for each, walk in walks.items() if walk.follows not in known}
@@ -336,8 +337,8 @@ class _Cut:
         return True
 
     def _walk(self, partition: str, transaction: str) -> _Walk:
-        """From the records that are not taken to the last one of a transaction. Those of other
-        transactions before it are older, and their ends were lost."""
+        """Walk from the records that are not taken to the last record of a transaction. Records of
+        other transactions before it are older, and their ends were lost."""
         log = self._logs.get(partition)
         if log is None:
             return _Walk(0, 0)
@@ -366,10 +367,10 @@ def _owner(partition: str, owners: Iterable[str]) -> str | None:
 
 
 class SourceTransactions:
-    """Divides a batch among partitions, and no source transaction. Used by one thread.
+    """Divides a batch among partitions, without dividing a source transaction. Used by one thread.
 
     * ``partitions``: all partitions of the topics that are read, each as ``"topic/0"``.
-    * ``is_new``: looks up whether a topic is read that was created a moment ago."""
+    * ``is_new``: looks up whether a topic was created a moment ago and is read."""
 
     def __init__(
         self,
@@ -393,9 +394,9 @@ class SourceTransactions:
         records_max: int,
         identities: Mapping[str, object] = MappingProxyType({}),
     ) -> dict[str, int]:
-        """How many offsets of each partition a batch gets that begins at ``offsets``.
-        ``available``: how many a partition has; 0 where it is missing. ``identities``: where a
-        partition has another one than before, its log may have other records at the same offsets.
+        """The number of offsets of each partition in a batch that begins at ``offsets``.
+        ``available``: the offsets that a partition has; 0 if it is missing. ``identities``: if the
+        identity of a partition has changed, its log may have other records at the same offsets.
         Raises ``RetryableError`` when reading fails, and ``ConfigError`` when the ends of
         transactions have no order."""
         limits = {each: offset + available.get(each, 0) for each, offset in offsets.items()}
@@ -439,8 +440,8 @@ class SourceTransactions:
         self._reader.close()
 
     def _topics_of_transactions(self, offsets: Mapping[str, int], available: Mapping[str, int]) -> set[str]:
-        """The partitions of the topics of transactions. A table may be named ``transaction`` too:
-        its topic has changes, and what is empty belongs to the connector with the shortest
+        """The partitions of the topics of transactions. A table may be named ``transaction``, too,
+        but its topic has changes; an empty topic belongs to the connector with the shortest
         prefix."""
         named = sorted((each for each in offsets if topic_and_number(each)[0].endswith(TRANSACTIONS)), key=len)
         found: set[str] = set()
@@ -531,7 +532,7 @@ class SourceTransactions:
         return changed
 
     def _tell(self, waits_for: str) -> None:
-        """Log what the batches wait for, once it has lasted."""
+        """Log what the batches wait for, if the wait has lasted."""
         now_s = self._now_s()
         if not waits_for or waits_for != self._waits[0]:
             self._waits = waits_for, now_s
