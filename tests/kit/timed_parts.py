@@ -85,9 +85,11 @@ def topology(
     part: str,
     *,
     dropped: int = 0,
+    tasks: int = 2,
     backend: Callable[[str], MapBackend] | None = None,
 ) -> Topology:
-    """``backend``: makes the backend of a table; by default one of SQLite in ``folder``."""
+    """``tasks``: of the part. ``backend``: makes the backend of a table; by default one of SQLite in
+    ``folder``."""
 
     def state(name: str) -> OpaqueMapState:
         return OpaqueMapState(backend(name) if backend is not None else SqliteBackend(folder / "timed.db", name))
@@ -112,7 +114,7 @@ def topology(
         "expiring": lambda: ExpiringCommitter(state("part"), ttl=20, aggregates=count, **one),
         "counted": lambda: CountWindowCommitter(state("part"), 5, step=2, key=["id"], aggregates=count),
     }
-    subscribed = builder.set_bolt("part", parts[part](), 2)
+    subscribed = builder.set_bolt("part", parts[part](), tasks)
     for name in ("orders", "payments") if part in JOINS else ("cleaned",):
         subscribed.fields_grouping(name, Fields("id"))
     if part not in ("counted", "current"):
@@ -122,7 +124,8 @@ def topology(
 
 
 def run(built: Topology, store: CoordinationStore) -> None:
-    with submit(built, {}, store=store, executor=LocalExecutor(plan_execution(built), {})) as running:
+    executor = LocalExecutor(plan_execution(built), {})
+    with submit(built, {}, store=store, executor=executor, accept_changed_topology=True) as running:
         running.wait_until_caught_up(PATIENCE_S)
 
 
