@@ -107,6 +107,6 @@ class JoiningCommitter(PairCommitter):
 
 
 def _by_content(each: Waiting) -> tuple[int, str]:
-    """The order in which rows hold the records of a transaction: records that tasks read in parallel
-    arrive in any order, and ``verify`` computes the same rows."""
+    """The order in which rows hold the records of a transaction. Records that tasks read in
+    parallel arrive in any order, and ``verify`` computes the same rows."""
     return each.at, repr(each.values)

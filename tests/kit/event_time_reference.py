@@ -34,9 +34,9 @@ class Options:
     valid: int | None
     how: Literal["inner", "left", "right", "outer"]
     #: How long rows are kept after their last record.
-    ttl: int = 5
+    ttl: int
     #: How long after a record its timer is due.
-    remind: int = 5
+    remind: int
     advance_when_idle: bool = False
 
 

@@ -47,6 +47,23 @@ class Reminding(TimerCommitter):
         entry.emit(id=entry.key[0], number=entry.value)
 
 
+class Summing(TimerCommitter):
+    """Sends the sum of the records of a key, ``remind`` seconds after the first of them."""
+
+    def __init__(self, state: OpaqueMapState, remind: int, **options: Any) -> None:
+        super().__init__(state, output=Fields(id=str, at=datetime.datetime, total=int), **options)
+        self.remind = remind
+
+    def on_record(self, entry: Entry, record: Mapping[str, Any], at: datetime.datetime) -> None:
+        entry.value = (entry.value or 0) + record["number"]
+        entry.set_timer(at + datetime.timedelta(seconds=self.remind))
+
+    def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
+        if entry.value is not None:
+            entry.emit(id=entry.key[0], at=at, total=entry.value)
+        entry.value = None
+
+
 class Cleaning(ArrowBolt):
     """Drops the records whose number is divisible by ``dropped``; 0: none."""
 
@@ -88,8 +105,8 @@ def topology(
     tasks: int = 2,
     backend: Callable[[str], MapBackend] | None = None,
 ) -> Topology:
-    """``tasks``: of the part. ``backend``: makes the backend of a table; by default one of SQLite in
-    ``folder``."""
+    """``tasks``: of the part. ``backend``: makes the backend of a table; by default one of SQLite,
+    in ``folder``."""
 
     def state(name: str) -> OpaqueMapState:
         return OpaqueMapState(backend(name) if backend is not None else SqliteBackend(folder / "timed.db", name))
