@@ -31,6 +31,7 @@ def test_a_transaction_is_taken_back_and_made_again(part: str, tmp_path: Path) -
     assert verify(built, store).right
 
 
+@pytest.mark.quick_for("valued", "timers")
 @pytest.mark.parametrize("part", PARTS)
 def test_verify_agrees_with_what_other_numbers_of_tasks_have_written(part: str, tmp_path: Path) -> None:
     store, spout = MemoryStore(), source()
