@@ -147,6 +147,7 @@ def of_table(own: object, name: str) -> Exception:
         "window": "window(tumbling('1 h'), on='at').group_by(...), the window first",
         "join": "stream.join(table, on=..., name=...), the stream first",
         **dict.fromkeys(("ttl", "withttl", "statettl", "expireafter"), "agg(...).expire('30 days', on='at')"),
+        "expire": "group_by(...).agg(cents=last('cents')).expire('30 days', on='at'): newest rows do not expire",
         "tokafka": "upsert_into(...), and to_kafka(...) of the stream of changes that it returns",
     }
     return unknown_operator("a table", name, own, hints, _CHANGES)

@@ -15,7 +15,7 @@ from framework.operators.watermarks import NEVER
 from framework.topology import Fields, Input
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import Watermarks
-from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
+from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order, numbered
 from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.external_row_sorter import merged
 from sinks.join_inputs import LEFT, RIGHT
@@ -101,11 +101,13 @@ class AsOfJoiningCommitter(PairCommitter):
         txid, own = self._attempt.txid if self._attempt is not None else 0, []
         puts: dict[Key, Value] = {}
         for side in (LEFT, RIGHT):
-            for number, (key, at, values, is_late) in enumerate(self._new(side, watermarks.before)):
+            came = self._new(side, watermarks.before)
+            counted = ((key, at, values) for key, at, values, is_late in came if side == RIGHT or not is_late)
+            for key, number, at, values in numbered(counted):
                 place = (*key, _WAITING[side], txid, number)
                 if at >= watermarks.after:
                     puts[place] = at, at, self._encoded(side, values)
-                elif side == RIGHT or not is_late:
+                else:
                     own.append(Passed(place, at, values))
         self.state.multi_put(list(puts), list(puts.values()))
         run: _Run | None = None

@@ -84,7 +84,7 @@ class JoiningCommitter(PairCommitter):
         out: list[Value] = []
         for key, its in new.items():
             for side, records in enumerate(its):
-                for each in records:
+                for each in sorted(records, key=_by_content):
                     if not rows.is_over(each):
                         rows.add(key, side, each)
                     elif self._outer[side] and not each.matched:
@@ -104,3 +104,9 @@ class JoiningCommitter(PairCommitter):
                 rows.match(LEFT, left)
                 rows.match(RIGHT, right)
                 yield (*key, *left.values, *right.values)
+
+
+def _by_content(each: Waiting) -> tuple[int, str]:
+    """The order in which rows hold the records of a transaction. Records that tasks read in
+    parallel arrive in any order, and ``verify`` computes the same rows."""
+    return each.at, repr(each.values)

@@ -3,6 +3,9 @@ one more row for each key. A row is identified by its key, its kind, a txid and 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sinks.backend import Key, Value
@@ -13,6 +16,20 @@ OF_KEY = 0
 ONE_ROW = (OF_KEY, 0, 0)
 #: The due time of a row that is never due.
 NOT_DUE = (1 << 62) - 1
+
+
+def numbered(came: Iterable[tuple[Key, int, Value]]) -> Iterator[tuple[Key, int, int, Value]]:
+    """The records of a transaction in the order of their times, or of arrival for the same time:
+    key, number, time, values. Each key has numbers of its own, because a task has other keys when
+    there are more tasks, and ``verify`` computes the same rows.
+
+    >>> list(numbered([(("a",), 7, ()), (("b",), 6, ()), (("a",), 5, ())]))
+    [(('a',), 0, 5, ()), (('b',), 0, 6, ()), (('a',), 1, 7, ())]
+    """
+    numbers: Counter[Key] = Counter()
+    for key, at, values in sorted(came, key=itemgetter(1)):
+        yield key, numbers[key], at, values
+        numbers[key] += 1
 
 
 class Passed(NamedTuple):

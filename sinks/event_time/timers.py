@@ -17,7 +17,7 @@ from framework.topology import HIDDEN, Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
-from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order
+from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order, numbered
 from sinks.external_row_sorter import merged
 from sinks.keyed_committer import one_stream
 from sinks.states import MapState
@@ -149,7 +149,7 @@ class TimerCommitter(WatermarkedCommitter):
         codec, txid = self._bound_codec(), self._attempt.txid if self._attempt is not None else 0
         puts: dict[Key, Value] = {}
         own = []
-        for number, (key, at, values) in enumerate(self._on_time(watermarks.before)):
+        for key, number, at, values in numbered(self._on_time(watermarks.before)):
             place = (*key, _WAITING, txid, number)
             if at < watermarks.after:
                 own.append(Passed(place, at, values))

@@ -33,6 +33,11 @@ class Options:
     within: int
     valid: int | None
     how: Literal["inner", "left", "right", "outer"]
+    #: How long rows are kept after their last record.
+    ttl: int
+    #: How long after a record its timer is due.
+    remind: int
+    advance_when_idle: bool = False
 
 
 def us(seconds: int) -> int:
@@ -54,18 +59,34 @@ class Reference:
         self.matched: set[int] = set()
         self.rows: list[Record] = []
         self.ahead: list[Record] = []
+        #: key -> when its row expires, the number of its records, and their sum
+        self.kept: dict[str, tuple[int, int, int]] = {}
+        self.untimed: list[Record] = []
+        #: key -> the sum of its records, or None, and its timers
+        self.entries: dict[str, tuple[int | None, set[int]]] = {}
 
-    def after(self, records: Sequence[Record], planned_at: int, *, behind: bool, begun: Collection[int] = ()) -> Sent:
+    def after(
+        self,
+        records: Sequence[Record],
+        planned_at: int,
+        *,
+        behind: bool,
+        begun: Collection[int] = (),
+        unread: bool = False,
+    ) -> Sent:
         """The rows that the next transaction sends. ``begun``: the partitions that no transaction
-        has read to their end so far."""
+        has read to their end so far. ``unread``: a partition has records, none of which was ever
+        read."""
         before = self.watermark if self.watermark is not None else -(10**9)
-        now = self._time(records, planned_at, behind, begun)
+        now = self._time(records, planned_at, behind, begun, unread)
         sent: Sent = {"watermark": Counter([us(now) if self.watermark is not None else NEVER])}
         self._windows(records, before, now, sent)
         self._sessions(records, before, now, sent)
         self._first(records, before, now, sent)
         self._pairs(records, before, now, sent)
         self._valued(records, before, now, sent)
+        self._expiring(records, before, now, sent)
+        self._timers(records, before, now, sent)
         return {name: found for name, found in sent.items() if found}
 
     def held(self) -> dict[str, int]:
@@ -75,9 +96,13 @@ class Reference:
             "sessions": sum(map(len, self.open.values())),
             "first": len(self.seen),
             "valued": len(self.ahead) + len({row.key for row in self.rows}),
+            "expiring": len(self.kept),
+            "timers": len(self.untimed) + len(self.entries),
         }
 
-    def _time(self, records: Sequence[Record], planned_at: int, behind: bool, begun: Collection[int]) -> int:
+    def _time(
+        self, records: Sequence[Record], planned_at: int, behind: bool, begun: Collection[int], unread: bool
+    ) -> int:
         if self.planned_at is not None and not behind:
             self.elapsed += max(planned_at - self.planned_at, 0)
         self.planned_at = planned_at
@@ -89,8 +114,10 @@ class Reference:
         known = self.timeless
         self.timeless = {each: known.get(each, self.elapsed) for each in begun if each not in self.partitions}
         waits = any(idle is None or self.elapsed - since < idle for since in self.timeless.values())
-        if awake and not waits:
-            reached = min(awake) - self.options.lag
+        passed = [at + self.elapsed - seen for at, seen in self.partitions.values()]
+        counted = awake or ([max(passed)] if passed and self.options.advance_when_idle else [])
+        if counted and not waits and not unread:
+            reached = min(counted) - self.options.lag
             self.watermark = max(self.watermark, reached) if self.watermark is not None else reached
         return self.watermark if self.watermark is not None else -(10**9)
 
@@ -198,3 +225,50 @@ class Reference:
                 found[(left.key, left.at, left.number, newest[0], newest[2].number)] += 1
             else:
                 found[(left.key, left.at, left.number, None, None)] += 1
+
+    def _expiring(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        ttl, changed = self.options.ttl, set()
+        late, expired = sent.setdefault("expiring/late", Counter()), sent.setdefault("expiring/expired", Counter())
+        for record in sorted(records, key=lambda each: each.at):
+            if record.at + ttl <= before:
+                late[(record.key, record.at, record.number)] += 1
+                continue
+            end, count, total = self.kept.pop(record.key, (record.at, 0, 0))
+            if count and end <= min(record.at, now):
+                expired[(record.key, us(end), count, total)] += 1
+                count, total = 0, 0
+            self.kept[record.key] = max(end, record.at + ttl), count + 1, total + record.number
+            changed.add(record.key)
+        for key, (end, count, total) in list(self.kept.items()):
+            if end <= now:
+                expired[(key, us(end), count, total)] += 1
+                del self.kept[key]
+        live = ((key, *self.kept[key][1:]) for key in changed if key in self.kept)
+        sent.setdefault("expiring/default", Counter()).update(live)
+
+    def _timers(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
+        late = sent.setdefault("timers/late", Counter())
+        for record in records:
+            if record.at < before:
+                late[(record.kind, record.key, record.source, record.at, record.number)] += 1
+            else:
+                self.untimed.append(record)
+        due = sorted((each for each in self.untimed if each.at < now), key=lambda each: each.at)
+        self.untimed = [each for each in self.untimed if each.at >= now]
+        for record in due:
+            value, timers = self._fired(record.key, record.at, sent)
+            self.entries[record.key] = (value or 0) + record.number, {*timers, record.at + self.options.remind}
+        for key in list(self.entries):
+            if (entry := self._fired(key, now, sent)) == (None, set()):
+                del self.entries[key]
+            else:
+                self.entries[key] = entry
+
+    def _fired(self, key: str, upto: int, sent: Sent) -> tuple[int | None, set[int]]:
+        """The entry of a key after its timers up to a time: the first sends the sum."""
+        value, timers = self.entries.get(key, (None, set()))
+        for at in sorted(each for each in timers if each <= upto):
+            if value is not None:
+                sent.setdefault("timers/default", Counter())[(key, us(at), value)] += 1
+            value = None
+        return value, {each for each in timers if each > upto}

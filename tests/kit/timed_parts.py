@@ -47,6 +47,23 @@ class Reminding(TimerCommitter):
         entry.emit(id=entry.key[0], number=entry.value)
 
 
+class Summing(TimerCommitter):
+    """Sends the sum of the records of a key, ``remind`` seconds after the first of them."""
+
+    def __init__(self, state: OpaqueMapState, remind: int, **options: Any) -> None:
+        super().__init__(state, output=Fields(id=str, at=datetime.datetime, total=int), **options)
+        self.remind = remind
+
+    def on_record(self, entry: Entry, record: Mapping[str, Any], at: datetime.datetime) -> None:
+        entry.value = (entry.value or 0) + record["number"]
+        entry.set_timer(at + datetime.timedelta(seconds=self.remind))
+
+    def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
+        if entry.value is not None:
+            entry.emit(id=entry.key[0], at=at, total=entry.value)
+        entry.value = None
+
+
 class Cleaning(ArrowBolt):
     """Drops the records whose number is divisible by ``dropped``; 0: none."""
 
@@ -85,9 +102,11 @@ def topology(
     part: str,
     *,
     dropped: int = 0,
+    tasks: int = 2,
     backend: Callable[[str], MapBackend] | None = None,
 ) -> Topology:
-    """``backend``: makes the backend of a table; by default one of SQLite in ``folder``."""
+    """``tasks``: of the part. ``backend``: makes the backend of a table; by default one of SQLite,
+    in ``folder``."""
 
     def state(name: str) -> OpaqueMapState:
         return OpaqueMapState(backend(name) if backend is not None else SqliteBackend(folder / "timed.db", name))
@@ -112,7 +131,7 @@ def topology(
         "expiring": lambda: ExpiringCommitter(state("part"), ttl=20, aggregates=count, **one),
         "counted": lambda: CountWindowCommitter(state("part"), 5, step=2, key=["id"], aggregates=count),
     }
-    subscribed = builder.set_bolt("part", parts[part](), 2)
+    subscribed = builder.set_bolt("part", parts[part](), tasks)
     for name in ("orders", "payments") if part in JOINS else ("cleaned",):
         subscribed.fields_grouping(name, Fields("id"))
     if part not in ("counted", "current"):
@@ -122,7 +141,8 @@ def topology(
 
 
 def run(built: Topology, store: CoordinationStore) -> None:
-    with submit(built, {}, store=store, executor=LocalExecutor(plan_execution(built), {})) as running:
+    executor = LocalExecutor(plan_execution(built), {})
+    with submit(built, {}, store=store, executor=executor, accept_changed_topology=True) as running:
         running.wait_until_caught_up(PATIENCE_S)
 
 

@@ -29,6 +29,7 @@ from sinks import (
     AsOfJoiningCommitter,
     Count,
     DeduplicatingCommitter,
+    ExpiringCommitter,
     JoiningCommitter,
     MemoryBackend,
     OpaqueMapState,
@@ -41,6 +42,7 @@ from sinks import (
 from sinks.event_time import join_buffer, sessions
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.event_time_reference import Options, Record, Reference, Sent, us
+from tests.kit.timed_parts import Summing
 from tests.sinks.event_time.test_interval_join import ROW, Part
 
 DIGEST = "digest"
@@ -48,7 +50,7 @@ KEYS = "abc"
 TRANSACTIONS = 9
 #: A time that no record can have.
 ABSURD = 10**8
-COMMITTERS = ("windows", "sessions", "first", "pairs", "valued")
+COMMITTERS = ("windows", "sessions", "first", "pairs", "valued", "expiring", "timers")
 
 
 class Violation(Exception):
@@ -127,6 +129,8 @@ class World:
             "first": lambda state: DeduplicatingCommitter(state, within=options.gap, **one),
             "pairs": lambda state: JoiningCommitter(state, within=options.within, how=options.how, **both),
             "valued": lambda state: AsOfJoiningCommitter(state, within=options.valid, how="left", **both),
+            "expiring": lambda state: ExpiringCommitter(state, ttl=options.ttl, aggregates=totals, **one),
+            "timers": lambda state: Summing(state, options.remind, **one),
         }
         for name in self.names:
             subscribed = builder.set_bolt(name, makers[name](self.states[name]), self.tasks).all_grouping("watermark")
@@ -387,6 +391,8 @@ def run_event_time(seed: int) -> tuple[str | None, World]:
         within=chance.randint(0, 9),
         valid=chance.choice([None, 5]),
         how=chance.choice(["inner", "left", "right", "outer"]),
+        ttl=chance.randint(1, 12),
+        remind=chance.randint(1, 9),
     )
     steps = random.Random(f"steps {seed}")
     world = World(chance, options, opaque=chance.random() < 0.6, steps=steps)

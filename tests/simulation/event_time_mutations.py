@@ -10,7 +10,7 @@ import pytest
 from framework.operators import interval_join_buckets
 from framework.operators.event_clock import EventClock
 from framework.operators.watermarks import NEVER
-from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
+from sinks import ExpiringCommitter, MemoryBackend, OpaqueMapState, TimerCommitter, WatermarkCommitter
 from sinks.event_time import as_of_join, join_buffer, sessions
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from tests.simulation.event_time import run_event_time
@@ -152,6 +152,46 @@ def rows_of_the_same_time_in_any_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(as_of_join.AsOfJoiningCommitter, "_joined", younger)
 
 
+def rows_prolong_what_a_lost_attempt_wrote(patch: pytest.MonkeyPatch) -> None:
+    changed = ExpiringCommitter._changed
+
+    def current(self: Any, *given: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(OpaqueMapState, "_base", lambda self, row, txid: row.value)
+            return changed(self, *given)
+
+    patch.setattr(ExpiringCommitter, "_changed", current)
+
+
+def rows_expire_by_the_watermark_of_a_lost_attempt(patch: pytest.MonkeyPatch) -> None:
+    commit = ExpiringCommitter._commit
+
+    def first(self: Any, watermarks: Watermarks) -> Any:
+        known = vars(self.state.backend).setdefault("watermarks", {})
+        return commit(self, known.setdefault(self._attempt.txid, watermarks))
+
+    patch.setattr(ExpiringCommitter, "_commit", first)
+
+
+def rows_expire_by_the_clock_of_the_host(patch: pytest.MonkeyPatch) -> None:
+    commit = ExpiringCommitter._commit
+    patch.setattr(
+        ExpiringCommitter,
+        "_commit",
+        lambda self, watermarks: commit(self, Watermarks(watermarks.before, time.time_ns() // 1_000)),
+    )
+
+
+def rows_end_before_the_watermark_has_passed(patch: pytest.MonkeyPatch) -> None:
+    extend = ExpiringCommitter._extend
+    patch.setattr(ExpiringCommitter, "_extend", lambda self, ends, at, watermark: extend(self, ends, at, 1 << 61))
+
+
+def records_of_a_time_come_before_its_timers(patch: pytest.MonkeyPatch) -> None:
+    fire = TimerCommitter._fire
+    patch.setattr(TimerCommitter, "_fire", lambda self, entry, upto: fire(self, entry, upto - 1))
+
+
 def absurd_times_count(patch: pytest.MonkeyPatch) -> None:
     keep = WatermarkCommitter.keep_for_commit
 
@@ -180,6 +220,11 @@ PATCHES: list[Patch] = [
     partners_are_forgotten_too_soon,
     matches_are_not_kept,
     rows_of_the_same_time_in_any_order,
+    rows_prolong_what_a_lost_attempt_wrote,
+    rows_expire_by_the_watermark_of_a_lost_attempt,
+    rows_expire_by_the_clock_of_the_host,
+    rows_end_before_the_watermark_has_passed,
+    records_of_a_time_come_before_its_timers,
     absurd_times_count,
 ]
 

@@ -12,7 +12,7 @@ import datetime
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,16 @@ class Drawn:
 
 @dataclass
 class Program:
-    """A stream, the same in plain Python, and whether the rows of a key have an order."""
+    """A stream, the same in plain Python, and whether the rows of a key have an order. ``table``:
+    makes a place for a table of a name."""
 
     stream: Stream
     batches: Batches
+    table: Callable[[str], Any]
     ordered: bool = True
 
     def then(self, stream: Stream, batches: Batches, *, ordered: bool | None = None) -> Program:
-        return Program(stream, batches, self.ordered if ordered is None else ordered)
+        return replace(self, stream=stream, batches=batches, ordered=self.ordered if ordered is None else ordered)
 
     def each(self, stream: Stream, function: Callable[[Row], list[Row]]) -> Program:
         return self.then(stream, [[made for row in batch for made in function(row)] for batch in self.batches])
@@ -252,6 +254,48 @@ def sessions(output: str) -> Callable[[Program, Drawn, str], Program]:
     return operator
 
 
+def expiring(output: str) -> Callable[[Program, Drawn, str], Program]:
+    """The ``changed``, ``expired`` or ``late`` rows of a table whose rows expire."""
+
+    def operator(program: Program, drawn: Drawn, name: str) -> Program:
+        ttl = minutes(drawn.long)
+        table = program.stream.group_by("k").agg(total=sum_("n"), rows=count(), at=max_("at"))
+        kept = table.expire(ttl, on="at", late=minutes(drawn.late))
+        stream = kept.upsert_into(program.table(name), name=name, parallelism=drawn.parallelism)
+        if output == "late":
+            stream = stream.late()
+        elif output == "expired":
+            stream = stream.expired()
+        rows: dict[str, tuple[datetime.datetime, int, int]] = {}  # key -> its newest time, sum, rows
+        made: Batches = []
+        for batch, (before, after) in zip(program.batches, watermarks(program.batches, drawn.late), strict=True):
+            out: dict[str, list[Row]] = {"changed": [], "expired": [], "late": []}
+            changed = set()
+            for row in sorted(batch, key=lambda row: row["at"]):
+                key, at = row["k"], row["at"]
+                if at + ttl <= before:
+                    out["late"].append(row)
+                    continue
+                newest, total, number = rows.pop(key, (at, 0, 0))
+                if number and newest + ttl <= min(at, after):
+                    out["expired"].append(row_of(key, total * 100 + number, newest))
+                    total = number = 0
+                rows[key] = max(newest, at), total + row["n"], number + 1
+                changed.add(key)
+            for key, (newest, total, number) in list(rows.items()):
+                if newest + ttl <= after:
+                    out["expired"].append(row_of(key, total * 100 + number, newest))
+                    del rows[key]
+                elif key in changed:
+                    out["changed"].append(row_of(key, total * 100 + number, newest))
+            made.append(out[output])
+        if output != "late":
+            stream = stream.select("k", n="total * 100 + rows", at="at")
+        return program.then(stream.select("k", "n", "at"), made, ordered=False)
+
+    return operator
+
+
 def pairs(how: str) -> Callable[[Program, Drawn, str], Program]:
     """Rows of which n is even with those of which it is odd."""
 
@@ -394,6 +438,7 @@ OPERATORS: dict[str, Callable[[Program, Drawn, str], Program]] = {
     **{f"{output}-windows": windows(output) for output in ("closed", "changed", "late")},
     "windows-of-windows": windows_of_windows,
     **{f"{output}-sessions": sessions(output) for output in ("closed", "late")},
+    **{f"{output}-expiring": expiring(output) for output in ("changed", "expired", "late")},
     "as-of-join": newest_of_a_time,
     "now-join": current_row,
     "lookup": lookups("k"),
@@ -484,7 +529,8 @@ def check(
     """Raise ``AssertionError`` where the pipeline gives something else than plain Python."""
     pipeline = Pipeline("drawn", state=lambda name: sqlite(folder / "state.db", name))
     read = pipeline.read(rows, k=str, n=int, at=datetime.datetime)
-    program = Program(read, [rows[first : first + take] for first in range(0, len(rows), take)])
+    batches = [rows[first : first + take] for first in range(0, len(rows), take)]
+    program = Program(read, batches, lambda name: sqlite(folder / "tables.db", name.replace("-", "_")))
     shared, branches = chains
     for number, drawn in enumerate(shared):
         program = OPERATORS[drawn.kind](program, drawn, f"shared{number}")

@@ -289,6 +289,9 @@ def test_what_cannot_expire_is_refused_at_the_line(tmp_path: Path) -> None:
             parquet(tmp_path / "a")
         ),
         "only the rows of a table expire": lambda: table.upsert_into(sqlite(tmp_path / "a.db", "a")).expired(),
+        r"a table has no 'expire': use group_by\(...\).agg\(cents=last.*newest rows do not": lambda: rows.latest_by(
+            "shop"
+        ).expire("1 h", on="at"),  # type: ignore[attr-defined]
         "a table has no 'ttl': use agg": lambda: table.ttl("1 h"),
     }
     for said, call in wrong.items():

@@ -1,4 +1,4 @@
-"""Undo and verify on every part that goes by event time."""
+"""Undo, other numbers of tasks, and verify, on every part that goes by event time."""
 
 from __future__ import annotations
 
@@ -29,3 +29,15 @@ def test_a_transaction_is_taken_back_and_made_again(part: str, tmp_path: Path) -
     append(spout)
     run(built, store)
     assert verify(built, store).right
+
+
+@pytest.mark.quick_for("valued", "timers")
+@pytest.mark.parametrize("part", PARTS)
+def test_verify_agrees_with_what_other_numbers_of_tasks_have_written(part: str, tmp_path: Path) -> None:
+    store, spout = MemoryStore(), source()
+    for tasks in (2, 3, 1):
+        built = topology(tmp_path, spout, part, tasks=tasks)
+        run(built, store)
+        report = verify(built, store)
+        assert report.right, report
+        append(spout)

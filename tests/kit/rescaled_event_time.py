@@ -1,0 +1,464 @@
+"""Topologies of event time that are killed, taken back and started with other numbers of tasks, by
+chance, over real sinks; and what each transaction must have sent, by a reference that knows none of
+this.
+
+The drivers run in the calling thread, in virtual time. A driver dies before or after a step that
+writes to a sink or to the coordination store, or between phases. Between runs, ``undo`` takes a
+transaction back, and may die or stop on its way; records and partitions are added. Each start draws
+the tasks of every component anew. The batches that were committed are known from their plans.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
+from framework.config import Config
+from framework.coordination.election import leadership_of
+from framework.coordination.step_generators import Steps
+from framework.coordination.store import MemoryStore
+from framework.errors import ConfigError, RetryableError
+from framework.execution import LocalExecutor, plan_execution
+from framework.inspect.verify import verify
+from framework.operators.event_window_assigner import EventWindows
+from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
+from framework.topology import ArrowBolt, planning_time_stream
+from framework.transactions import committed_txid
+from framework.transactions.commit import CommitPhase
+from framework.transactions.document_writer import TopologyDocuments
+from framework.transactions.documents import read_transaction
+from framework.transactions.driver import Driver
+from framework.transactions.undo import undoing
+from sinks import (
+    AppendCommitter,
+    AsOfJoiningCommitter,
+    Count,
+    DeduplicatingCommitter,
+    ExpiringCommitter,
+    JoiningCommitter,
+    MapBackend,
+    OpaqueMapState,
+    RedisBackend,
+    SessionCommitter,
+    SqliteBackend,
+    SqliteTable,
+    Sum,
+    WatermarkCommitter,
+    WindowedCommitter,
+    external_row_sorter,
+)
+from sinks.event_time import join_buffer, sessions
+from sinks.rows.transactional_table import RowTable
+from sinks.sql.backend import SqlBackend
+from sinks.sql.table_base import SqlTableBase
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.event_time_reference import Options, Record, Reference
+from tests.kit.timed_parts import Summing
+from tests.sinks.event_time.test_interval_join import Part
+
+ROW = Fields(kind=str, id=str, partition=int, at=int, number=int)
+ID = "rescaled"
+SIDES = ("default", "late_left", "late_right")
+#: The streams of each committer.
+STREAMS = {
+    "windows": ("default", "late"),
+    "sessions": ("default", "late"),
+    "first": ("default", "late"),
+    "pairs": SIDES,
+    "valued": SIDES,
+    "expiring": ("default", "late", "expired"),
+    "timers": ("default", "late"),
+}
+#: The committers that go by the order of the records of a key. So a key has one partition.
+ORDERED = {"first", "valued"}
+#: The steps that write, of each kind of sink, before and after which a driver may die.
+WRITES: dict[type, tuple[str, ...]] = {
+    **dict.fromkeys((SqlBackend, RedisBackend), ("multi_put", "apply", "roll_back", "sweep", "purge", "raise_header")),
+    SqlTableBase: ("raise_header",),
+    RowTable: ("append", "roll_back"),
+    MemoryStore: ("_apply_as",),
+}
+#: The lives of a driver in which it may die, of one run.
+LIVES = 8
+
+
+class Text(ArrowBolt):
+    """Each row as JSON, with the name of its stream."""
+
+    deterministic = True
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        columns = [
+            column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
+            for column in batch.columns
+        ]
+        rows = [json.dumps([self.stream, *row]) for row in zip(*columns, strict=True)]
+        yield pa.RecordBatch.from_arrays([pa.array(rows, pa.string())], names=["row"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields(row=str))
+
+
+class World:
+    """``backend``: makes the table of a state; by default in SQLite."""
+
+    def __init__(self, seed: int, folder: Path, backend: Callable[[str], MapBackend] | None = None) -> None:
+        self.chance = chance = random.Random(f"rescaled {seed}")
+        self.folder = folder
+        self.backend = backend or (lambda name: SqliteBackend(folder / "states.db", name))
+        length, idle = chance.randint(2, 12), chance.choice([None, None, 15, 50])
+        self.options = Options(
+            lag=chance.choice([0, 0, 3, 8]),
+            idle_after=idle,
+            length=length,
+            step=chance.randint(1, length) if chance.random() < 0.4 else length,
+            origin=chance.choice([0, 0, 1]),
+            lateness=chance.choice([0, 0, 6]),
+            gap=chance.randint(1, 9),
+            within=chance.randint(0, 9),
+            valid=chance.choice([None, 5]),
+            how=chance.choice(["inner", "left", "right", "outer"]),
+            ttl=chance.randint(1, 12),
+            remind=chance.randint(1, 9),
+            advance_when_idle=idle is not None and chance.random() < 0.4,
+        )
+        self.opaque = chance.random() < 0.6
+        self.names = chance.sample(sorted(STREAMS), chance.randint(1, 2))
+        self.is_ordered = bool(ORDERED & set(self.names))
+        #: Whether no record is later than the lag allows.
+        self.is_tame = chance.random() < 0.5
+        self.store = MemoryStore()
+        self.struck: Counter[str] = Counter()
+        self.trace: list[str] = []
+        self.now = 1_000  # the time of the next plan
+        self.newest: dict[int, int] = {}
+        self.numbers = iter(range(1_000_000))
+        self.rows = {each: self.more(each, chance.randint(1, 14)) for each in range(chance.randint(1, 3))}
+        kind = OpaqueMemoryTransactionalSpout if self.opaque else MemoryTransactionalSpout
+        self.spout = kind(self.rows, ROW, chance.randint(1, 6))
+        self.rows = {each: list(its) for each, its in self.rows.items()}
+        #: After how many steps the driver dies; None: not at all.
+        self.dies_in: int | None = None
+        #: How often a sink does not answer.
+        self.silent = 0.0
+
+    def more(self, partition: int, count: int) -> list[list[Any]]:
+        chance, options = self.chance, self.options
+        start = max(self.newest.values()) if self.newest and chance.random() < 0.5 else 500
+        at = self.newest.get(partition, start + chance.randint(-5, 5))
+        made = []
+        for _ in range(count):
+            at += chance.choice([0, 1, 1, 2, 3, 8])
+            back = chance.randint(0, options.lag)
+            if not self.is_tame and chance.random() < 0.08:
+                back += chance.randint(1, 30)
+            key = chance.choice("abc") + (str(partition) if self.is_ordered else "")
+            made.append([chance.choice(["order", "payment"]), key, partition, at - back, next(self.numbers)])
+        self.newest[partition] = at
+        return made
+
+    def build(self) -> Topology:
+        """The topology, with other numbers of tasks."""
+        chance, options, second = self.chance, self.options, 1_000_000
+
+        def tasks() -> int:
+            return chance.choice([1, 1, 2, 3])
+
+        def state(name: str) -> OpaqueMapState:
+            return OpaqueMapState(self.backend(name))
+
+        builder = TransactionalTopologyBuilder(ID, "records", self.spout, tasks())
+        watermark = WatermarkCommitter(
+            state("watermark"),
+            "at",
+            partition=["partition"],
+            out_of_orderness=options.lag,
+            idle_after=options.idle_after,
+            advance_when_idle=options.advance_when_idle,
+            max_ahead="1000000 days",
+        )
+        builder.set_bolt("watermark", watermark).global_grouping("records").global_grouping("records", CLOCK_STREAM)
+        for kind in ("order", "payment"):
+            builder.set_bolt(f"{kind}s", Part(kind), 1 if self.is_ordered else tasks()).shuffle_grouping("records")
+        window = EventWindows(options.length * second, options.step * second, options.origin * second)
+        totals = {"n": Count(), "total": Sum("number")}
+        one: dict[str, Any] = {"on": "at", "key": ["id"]}
+        both: dict[str, Any] = {"key": ["id"], "left": "order_at", "right": "payment_at"}
+        lateness = options.lateness
+        makers: dict[str, Callable[[OpaqueMapState], Any]] = {
+            "windows": lambda its: WindowedCommitter(its, window, aggregates=totals, allowed_lateness=lateness, **one),
+            "sessions": lambda its: SessionCommitter(its, options.gap, aggregates=totals, **one),
+            "first": lambda its: DeduplicatingCommitter(its, within=options.gap, **one),
+            "pairs": lambda its: JoiningCommitter(its, within=options.within, how=options.how, **both),
+            "valued": lambda its: AsOfJoiningCommitter(its, within=options.valid, how="left", **both),
+            "expiring": lambda its: ExpiringCommitter(its, ttl=options.ttl, aggregates=totals, **one),
+            "timers": lambda its: Summing(its, options.remind, **one),
+        }
+        for name in self.names:
+            subscribed = builder.set_bolt(name, makers[name](state(name)), tasks()).all_grouping("watermark")
+            for source in ("orders", "payments") if name in ("pairs", "valued") else ("records",):
+                subscribed.fields_grouping(source, Fields("id"))
+        sent = [(name, stream) for name in self.names for stream in STREAMS[name]]
+        for name, stream in sent:
+            builder.set_bolt(f"{name}-{stream}", Text(f"{name}/{stream}")).shuffle_grouping(name, stream)
+        out = builder.set_bolt("out", AppendCommitter(SqliteTable(self.folder / "sent.db", "sent")), tasks())
+        for name, stream in sent:
+            out.shuffle_grouping(f"{name}-{stream}")
+        return builder.build()
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def step(self, what: str) -> None:
+        """The driver dies here, if it is its turn."""
+        if self.dies_in is None:
+            return
+        self.dies_in -= 1
+        if self.dies_in == 0:
+            self.dies_in = None
+            self.struck["died"] += 1
+            self.trace.append(f"  died {what}")
+            raise DriverDied
+
+    def striking(self, name: str, inner: Any, *, may_be_silent: bool) -> Any:
+        def struck(*given: Any, **options: Any) -> Any:
+            self.step(f"before {name}")
+            if may_be_silent and self.chance.random() < self.silent:
+                self.struck["no answer"] += 1
+                raise RetryableError("no answer")
+            answer = inner(*given, **options)
+            self.step(f"after {name}")
+            return answer
+
+        return struck
+
+    def patch(self, patch: pytest.MonkeyPatch) -> None:
+        for kind, names in WRITES.items():
+            for name in names:
+                if name in vars(kind):
+                    struck = self.striking(name, vars(kind)[name], may_be_silent=kind in (SqlBackend, RedisBackend))
+                    patch.setattr(kind, name, struck)
+        patch.setattr(planning_time_stream, "time", SimpleNamespace(time_ns=self.time_ns))
+        patch.setattr(join_buffer, "ROW_RECORDS", self.chance.choice([1, 2, 32]))
+        patch.setattr(external_row_sorter, "PAGE_ROWS", self.chance.choice([1, 2, 3, 10_000]))
+        patch.setattr(external_row_sorter, "SORTED_ROWS", self.chance.choice([1, 2, 50_000]))
+        patch.setattr(sessions, "PANES_MAX", self.chance.choice([1, 2, 20_000]))
+
+    def time_ns(self) -> int:
+        self.now += self.chance.choice([0, 0, 1, 5, 20, 60])
+        if self.chance.random() < 0.03:
+            self.now -= 500
+        return self.now * 1_000_000_000
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raise ``AssertionError`` where a transaction has sent something else than it must."""
+        with pytest.MonkeyPatch.context() as patch:
+            self.patch(patch)
+            runs = self.chance.randint(2, 6)
+            for number in range(runs):
+                self.run_with_deaths(is_last=number == runs - 1)
+            built, self.silent = self.build(), 0
+            self.lead(built, None)
+            self.check(built)
+            close(built)
+
+    def run_with_deaths(self, *, is_last: bool) -> None:
+        chance = self.chance
+        built = self.build()
+        for life in range(LIVES):
+            self.trace.append(f"life {life}: {[(each.id, each.parallelism) for each in built.components]}")
+            is_calm = life == LIVES - 1
+            self.silent = 0 if is_calm else chance.choice([0, 0, 0, 0.01, 0.03])
+            self.dies_in = chance.randint(1, 120) if not is_calm and chance.random() < 0.7 else None
+            upto = committed_txid(self.store, ID) + chance.randint(1, 5) if chance.random() < 0.4 else None
+            if self.lead(built, None if is_calm else upto) or (not is_last and chance.random() < 0.15):
+                break
+            if chance.random() < 0.2:
+                close(built)
+                built = self.build()
+        self.make_available()
+        if chance.random() < 0.5:
+            self.undo(built)
+        close(built)
+        for partition, its in self.rows.items():
+            if not is_last and chance.random() < 0.7:
+                more = self.more(partition, chance.randint(1, 8))
+                self.spout.append(partition, more)
+                its += more
+        if not is_last and chance.random() < 0.25:
+            partition = len(self.rows)
+            self.rows[partition] = self.more(partition, chance.randint(0, 8))
+            self.spout.add_partition(partition, self.rows[partition])
+            self.struck["partition added"] += 1
+
+    def make_available(self) -> None:
+        for partition in self.rows:
+            self.spout.make_available(partition)
+
+    def lead(self, built: Topology, upto: int | None) -> bool:
+        """The life of a driver: until it has committed all records (then the result is true),
+        transaction ``upto``, or dies."""
+        executor = LocalExecutor(plan_execution(built), {})
+        if self.chance.random() < 0.5:
+            executor.commits_in_one_step = lambda header: False  # type: ignore[method-assign]
+        executor.process = self.processing(executor.process)  # type: ignore[method-assign]
+        executor.commit = self.striking("commit", executor.commit, may_be_silent=False)  # type: ignore[method-assign]
+        executor.start()
+        threads = VirtualThreads(lambda name: None, 40_000)
+        settings = {"topology.spout.emit.empty.batches": True} if self.options.advance_when_idle else {}
+        purge_every = self.chance.choice([1, 2, 1_000])
+        driver = Driver(
+            built,
+            executor,
+            self.store,
+            Config.of(settings),
+            accept_changed_topology=True,
+            threads=threads,
+            purge_every=purge_every,
+        )
+        threads.spawn("driver", driver.running())
+        goal = {str(partition): {"first": 0, "next": len(its)} for partition, its in self.rows.items()}
+        ended = ("failed", "stopped")
+
+        def is_over() -> bool:
+            reached = upto is not None and committed_txid(self.store, ID) >= upto
+            return reached or driver.covers(goal) or driver.status().phase in ended
+
+        try:
+            threads.run(is_over)
+            is_done = driver.covers(goal)
+            if upto is None:
+                driver.request_stop()
+                threads.run(lambda: driver.status().phase in ended)
+        except DriverDied:
+            is_done = False
+        except NoProgress:
+            assert self.struck["partition away"] or self.silent, "the driver makes no progress"
+            self.make_available()
+            is_done = False
+        finally:
+            self.dies_in = None
+            threads.kill()
+            executor.close()
+        assert driver.error is None and driver.failure is None, driver.error or driver.failure
+        return is_done
+
+    def processing(self, process: Any) -> Any:
+        inner = self.striking("process", process, may_be_silent=False)
+
+        def processed(job: Any) -> Any:
+            if self.opaque and self.chance.random() < 0.1:
+                self.spout.set_take(self.chance.randint(1, 6))
+            if self.opaque and self.chance.random() < 0.05:
+                self.spout.make_unavailable(self.chance.choice(sorted(self.rows)))
+                self.struck["partition away"] += 1
+            elif self.chance.random() < 0.3:
+                self.make_available()
+            return inner(job)
+
+        return processed
+
+    def undo(self, built: Topology) -> None:
+        """Take the newest transaction back, once or more often. It may stop or die on its way."""
+        self.silent = 0
+        for _ in range(self.chance.randint(1, 3)):
+            self.dies_in = self.chance.randint(1, 40) if self.chance.random() < 0.3 else None
+            steps_max = self.chance.randint(1, 25) if self.chance.random() < 0.5 else None
+            try:
+                with suppress(DriverDied), leadership_of(ID, self.store, 1) as leadership:
+                    documents = TopologyDocuments(self.store, leadership, built)
+                    executor = LocalExecutor(plan_execution(built), {})
+                    incarnation = documents.incarnation()
+                    commit = CommitPhase(ID, built.states, executor, leadership.epoch, incarnation=incarnation)
+                    if performed(undoing(built, self.store, documents, commit, epoch=leadership.epoch), steps_max):
+                        self.struck["undone"] += 1
+            except ConfigError as error:
+                self.trace.append(f"  undo refused: {error}")
+                break
+            finally:
+                self.dies_in = None
+
+    # --- what must have been sent -----------------------------------------------------------------
+
+    def check(self, built: Topology) -> None:
+        reference, place, late = Reference(self.options), Counter[str](), 0
+        found: dict[int, dict[str, Counter[Any]]] = {}
+        with closing(sqlite3.connect(self.folder / "sent.db")) as connection:
+            for txid, row in connection.execute("SELECT _txid, row FROM sent"):
+                stream, *values = json.loads(row)
+                found.setdefault(txid, {}).setdefault(stream, Counter())[tuple(values)] += 1
+        for txid in range(1, committed_txid(self.store, ID) + 1):
+            record = read_transaction(self.store, ID, txid)
+            assert record is not None
+            plan = {each: meta for each, meta in record.plan.items() if each != planning_time_stream.CLOCK_PARTITION}
+            clock = record.plan[planning_time_stream.CLOCK_PARTITION]
+            records = []
+            for partition, meta in sorted(plan.items()):
+                assert meta["first"] == place[partition], f"transaction {txid}: {partition} has {meta}"
+                place[partition] = meta["next"]
+                its = self.rows[int(partition)][meta["first"] : meta["next"]]
+                records += [Record(source, key, kind, at, number) for kind, key, source, at, number in its]
+            expected = reference.after(
+                records,
+                clock["planned_at"] // 1_000_000,
+                behind=clock["behind"],
+                begun=[int(each) for each in clock["begun"]],
+                unread=clock["unread"],
+            )
+            sent = found.pop(txid, {})
+            for stream in (f"{name}/{each}" for name in self.names for each in STREAMS[name]):
+                had, wanted = sent.pop(stream, Counter()), expected.get(stream, Counter())
+                assert had == wanted, f"transaction {txid}: {stream} has sent {had}, expected {wanted}"
+                late += had.total() if "late" in stream else 0
+            assert not sent
+        assert not found, f"rows of unknown transactions: {found}"
+        assert place == {
+            str(partition): len(its) for partition, its in self.rows.items() if its or str(partition) in place
+        }
+        if self.is_tame and self.options.idle_after is None and not self.struck["partition added"]:
+            assert not late or self.struck["partition away"], f"{late} rows are late, and no record was"
+        for name, count in reference.held().items():
+            if name in self.names:
+                (state,) = built[name].states
+                live = sum(row.value is not None for _, row in state.backend.scan())  # type: ignore[attr-defined]
+                assert live <= count, f"{name} holds {live} rows, expected at most {count}"
+        report = verify(built, self.store)
+        assert report.right, report
+
+
+def performed(steps: Steps[int], steps_max: int | None) -> bool:
+    """Perform steps to their end, or so many of them. Returns whether all were performed."""
+    try:
+        step, done = next(steps), 0
+        while steps_max is None or done < steps_max:
+            done += 1
+            try:
+                answer = step()
+            except Exception as error:  # noqa: BLE001 - the generator decides what it means
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration:
+        return True
+    steps.close()
+    return False
+
+
+def close(built: Topology) -> None:
+    for state in built.states:
+        state.close()
