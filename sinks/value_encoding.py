@@ -24,6 +24,13 @@ _SHOWN = 60
 _FLOATS = {"NaN": NAN, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+def whole(value: Any) -> int:
+    """The value, which is an integer. Raises ``ValueError`` for another."""
+    if type(value) is not int:
+        raise ValueError(f"{_shown(value)} is no integer")
+    return value
+
+
 def is_plain(declared: pa.DataType) -> bool:
     """Whether values of this type need no conversion."""
     types = pa.types
