@@ -20,7 +20,7 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 def strange_row(location: str, key: object, problem: object) -> CorruptStateError:
-    """The error for a row of a state that somebody else has written. ``problem``: of its content."""
+    """The error for a row of a state that somebody else has written. ``problem``: with it."""
     shown = str(problem)[:_PROBLEM_SHOWN]
     return CorruptStateError(
         f"{location}, key {key!r}: {shown}: somebody else wrote it; put it right, or remove it, and run the topology again"

@@ -153,7 +153,9 @@ class TableJoiningCommitter(KeyedCommitter):
             keys = list(dict.fromkeys(key for (key, _), _ in came))
             held = self.state.multi_get(keys)
             sequences = {
-                key: self._values(key, value)[sequence] for key, value in zip(keys, held, strict=True) if value is not None
+                key: self._values(key, value)[sequence]
+                for key, value in zip(keys, held, strict=True)
+                if value is not None
             }
         newest: dict[Key, tuple[Value, int]] = {}
         for (key, values), is_deleted in came:

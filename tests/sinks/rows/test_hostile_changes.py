@@ -34,6 +34,11 @@ def of(table: str = "people", *, key: Sequence[str] = ("id",), **kinds: Mapping[
     return change_record(table, {"id": INT, **kinds}, "c", {"id": 9}, key=key)
 
 
+def texts(table: str, *names: str) -> Record:
+    """Python would normalize the names of arguments."""
+    return of(table, **dict.fromkeys(names, TEXT))
+
+
 def by_default(column: str, value: Any, kind: Mapping[str, Any] = TEXT) -> Record:
     return of(name=TEXT, **{column: {**kind, "default": value}})
 
@@ -88,10 +93,10 @@ CASES = {
     "two columns beyond ASCII": Hostile(of("accents", é=TEXT, É=TEXT), "", "are the same column"),
     "two columns, one with a letter of two capitals": Hostile(of("sharp", straße=TEXT, strasse=TEXT)),
     "two columns, one without a dot": Hostile(of("dotless", ı=TEXT, i=TEXT), "", "are the same column"),
-    "two columns, one with a dot more": Hostile(of("dotted", **{"\u0130": TEXT, "i": TEXT}), "", "are the same column"),
-    "two columns, one in kelvin": Hostile(of("kelvin", **{"\u212a": TEXT, "k": TEXT}), "", "are the same column"),
-    "two columns, an iota less": Hostile(of("iota", **{"\u1f88": TEXT, "\u1f80": TEXT}), "", "are the same column"),
-    "composed and not": Hostile(of("accented", **{"\u00e9": TEXT, "e\u0301": TEXT})),
+    "two columns, one with a dot more": Hostile(texts("dotted", "\u0130", "i"), "", "are the same column"),
+    "two columns, one in kelvin": Hostile(texts("kelvin", "\u212a", "k"), "", "are the same column"),
+    "two columns, an iota less": Hostile(texts("iota", "\u1f88", "\u1f80"), "", "are the same column"),
+    "composed and not": Hostile(texts("accented", "\u00e9", "e\u0301")),
     "stamp": folded(of("stamped", _TXID=INT), "'_TXID' is a column of Ratchet's"),
     "table": folded(put("PEOPLE", 9, "x"), "cannot be called 'PEOPLE', which is the name of another table"),
     "table beside": folded(put("People_Before", 9), "cannot be called 'People_Before'"),
@@ -327,7 +332,9 @@ def test_many_new_columns_are_added_by_one_statement_per_table(
     table, statements = type(writer.table), list[str]()
     run = table._run
     monkeypatch.setattr(
-        table, "_run", lambda self, via, statement, *more: statements.append(statement) or run(self, via, statement, *more)
+        table,
+        "_run",
+        lambda self, via, statement, *more: statements.append(statement) or run(self, via, statement, *more),
     )  # type: ignore[func-returns-value]
     wide = {**COLUMNS, "d": {**TEXT, "default": "it's"}, **{f"c{number}": INT for number in range(9)}}
     writer.commit(2, [change_record("people", wide, "c", {"id": 3, "c7": 9})])
