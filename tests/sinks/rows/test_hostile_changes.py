@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from framework import TransactionalTopologyBuilder, submit
@@ -18,6 +19,7 @@ from sinks import Mirror, MySqlTable
 from sinks.rows import mirror
 from sinks.rows.sqlite import SqliteTable
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
+from spouts.codecs import debezium_changes
 from tests.kit.change_records import BIG, INT, TEXT, Record, change_record
 from tests.kit.mysql import client
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
@@ -301,6 +303,17 @@ def test_schemas_that_alternate_are_compared_with_the_table_once_each(
     assert len(compared) == 3
     found = {n: tuple(more) for n, *more in rows(database, columns="id, name, note")}
     assert found == {n: (None, "y") if n % 3 == 1 else ("x", None) for n in range(30)}
+
+
+def test_a_change_of_too_many_columns_is_refused_before_its_values_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading 3,000 columns took 13 s, and the time grew with the square of their number: no
+    attempt ended in time, so the topology stood."""
+    made: list[Any] = []
+    monkeypatch.setattr(debezium_changes, "column_type", made.append)
+    key, value = of(**{f"c{number}": TEXT for number in range(20_000)})
+    with pytest.raises(BadRecordError, match="a table with 20,001 columns: the most is 1,000"):
+        DebeziumChanges().read(pa.array([key], pa.binary()), pa.array([value], pa.binary()))
+    assert not made
 
 
 def test_a_wide_change_after_a_narrow_one_takes_the_types_of_its_columns_a_few_times(
