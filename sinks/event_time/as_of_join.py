@@ -20,7 +20,7 @@ from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.external_row_sorter import merged
 from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
-from sinks.value_encoding import whole
+from sinks.value_encoding import whole_number
 
 _DUE = "due_at"
 _PARTS = ("join_kind", "join_txid", "join_row")
@@ -169,4 +169,4 @@ class AsOfJoiningCommitter(PairCommitter):
 
     def _restored(self, place: Key, side: int, value: Value) -> _Timed:
         decode = self._bound()[side].codec.decode
-        return self.state.restored(place, lambda its: _Timed(whole(its[0]), decode(json.loads(its[2]))), value)
+        return self.state.restored(place, lambda its: _Timed(whole_number(its[0]), decode(json.loads(its[2]))), value)

@@ -21,7 +21,7 @@ from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, P
 from sinks.external_row_sorter import merged
 from sinks.keyed_committer import one_stream
 from sinks.states import MapState
-from sinks.value_encoding import JsonColumns, whole
+from sinks.value_encoding import JsonColumns, whole_number
 
 _DUE = "due_at"
 #: The columns that identify a row of a key: its value and timers, or a waiting record, by its
@@ -190,7 +190,7 @@ class TimerCommitter(WatermarkedCommitter):
 
         def restore(its: Value) -> tuple[Any, Sequence[int]]:
             held, timers = json.loads(its[2])
-            return held, list(map(whole, timers))
+            return held, list(map(whole_number, timers))
 
         return self.state.restored(place, restore, value)
 

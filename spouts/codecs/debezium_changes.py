@@ -185,9 +185,7 @@ def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     """A codec for the columns of a schema, and these."""
     described = _described(prefix)
     if len(described) > COLUMNS_MAX:
-        raise BadRecordError(
-            f"a change record of a table with {len(described):,} columns: the most is {COLUMNS_MAX:,}"
-        )
+        raise BadRecordError(f"a change record of a table with {len(described):,} columns: the most is {COLUMNS_MAX:,}")
     for name in (each["field"] for each in described):
         if not name or name.casefold().startswith(_OWN):
             problem = "has no name" if not name else "has a name of Ratchet's"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from framework.errors import RatchetError
+from framework.errors import CorruptStateError, RatchetError
 from framework.operators.event_clock import EventClock
 from framework.transactions import MemoryStore
+from sinks import Collect
 from tests.kit.timed_parts import append, run, source, topology
 
 pytestmark = pytest.mark.behaviour("3.3")
@@ -25,6 +26,8 @@ COLUMNS = {
     "current": ("current", "part", "row"),
     "expiry": ("expiring", "part", "expires_at"),
     "bucket": ("pairs", "part", "last_row"),
+    "session": ("sessions", "part", "first_at"),
+    "count": ("counted", "part", "records"),
 }
 VALUES = {
     "null": None,
@@ -51,6 +54,13 @@ def test_a_row_is_named_that_holds_what_no_committer_writes(tmp_path: Path, colu
     append(spout)
     with pytest.raises(RatchetError, match=rf"table '{table}' .*, key \(.*: somebody else wrote it") as refused:
         run(topology(tmp_path, spout, part), store)
+    assert len(str(refused.value)) < 1_000 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["x", "{}", "[" * 200_000, "\x1b]0;x"])
+def test_a_list_that_no_aggregate_has_made_is_named(text: str) -> None:
+    with pytest.raises(CorruptStateError, match=r"Collect\('v'\): .* is no list that it has made") as refused:
+        Collect("v").fold(["[1]", text], partial=True)
     assert len(str(refused.value)) < 1_000 and str(refused.value).isprintable()
 
 
