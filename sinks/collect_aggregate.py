@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import TopologyError
+from framework.errors import CorruptStateError, TopologyError
 from framework.topology.json_values import json_encoder
 from sinks.aggregates import Folded, typed
 
@@ -58,10 +58,20 @@ class _Listed(Folded):
             return present[0]
         every: Iterable[Any]
         if partial:
-            every = itertools.chain.from_iterable(map(json.loads, present))
+            every = itertools.chain.from_iterable(map(self._restored, present))
         else:
             every = map(_in_json, present)
         return f"[{','.join(self._bounded(self._chosen(every)))}]"
+
+    def _restored(self, text: str) -> list[Any]:
+        """Raises ``CorruptStateError`` for a text that no aggregate of this kind has made."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, list):
+            raise CorruptStateError(f"{type(self).__name__}({self.field!r}): {text[:60]!r} is no list that it has made")
+        return found
 
     def _bounded(self, chosen: Iterable[Any]) -> Iterator[str]:
         size = 0

@@ -32,6 +32,7 @@ from sinks.keyed_committer import KeyedCommitter, one_stream
 from sinks.pane_aggregation import PaneFolds
 from sinks.state_committer import check_no_null_key
 from sinks.states import MapState
+from sinks.value_encoding import first_number
 
 _FIRST, _END, _COUNT = "window_start", "window_end", "records"
 #: The part of a window in a row of the state. The row of part ``_COUNTER`` contains the number of
@@ -131,7 +132,10 @@ class CountWindowCommitter(KeyedCommitter):
         keys = self._keys(rows)
         distinct = list(dict.fromkeys(keys))
         held = self.state.multi_get([(*key, _COUNTER) for key in distinct])
-        before = {key: value[0] if value is not None else 0 for key, value in zip(distinct, held, strict=True)}
+        before = {
+            key: self.state.restored((*key, _COUNTER), first_number, value) if value is not None else 0
+            for key, value in zip(distinct, held, strict=True)
+        }
         counts, parts = dict(before), []
         for key in keys:
             parts.append(counts[key] // self.part)
@@ -154,7 +158,8 @@ class CountWindowCommitter(KeyedCommitter):
             place: value[1:] for place, value in zip(read, self.state.multi_get(read), strict=True) if value
         } | folded
         gone = [(*key, number // self.part) for key, end in closed for number in self.window.gone(end)[:: self.part]]
-        left = {place: values for place, values in folded.items() if place not in set(gone)}
+        over = set(gone)
+        left = {place: values for place, values in folded.items() if place not in over}
         nothing = (None,) * len(self.aggregates)
         puts: dict[Key, Value] = {(*key, _COUNTER): (counts[key], *nothing) for key in distinct}
         puts |= {place: (0, *values) for place, values in left.items()}

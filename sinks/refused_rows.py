@@ -1,4 +1,5 @@
-"""Finds the row and the column of a batch that a database refuses."""
+"""Names the row and the column of a batch that a database refuses, and a row that somebody else has
+written."""
 
 from __future__ import annotations
 
@@ -7,11 +8,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from framework.errors import BadRecordError
+from framework.errors import BadRecordError, CorruptStateError
 from framework.topology.canonical_form import python_values
 
 #: The most characters of a key that an error shows.
 _SHOWN = 60
+#: The most characters of a problem with the content of a row.
+_PROBLEM_SHOWN = 200
+#: Errors over the content of a row that Ratchet has not written.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, pa.ArrowException)
+
+
+def strange_row(location: str, key: object, problem: object) -> CorruptStateError:
+    """The error for a row of a state that somebody else has written. ``problem``: with it."""
+    shown = str(problem)[:_PROBLEM_SHOWN]
+    return CorruptStateError(
+        f"{location}, key {key!r}: {shown}: somebody else wrote it; put it right, or remove it, and run the topology again"
+    )
 
 
 def refused_row(count: int, accepts: Callable[[int, int], bool]) -> int | None:

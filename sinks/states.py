@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -49,10 +49,12 @@ from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
 from sinks.map_snapshot_reader import MapReading
 from sinks.read_as_of import as_of, at_one_moment, check_held
 from sinks.rebuild_exchange import exchangeable
+from sinks.refused_rows import UNREADABLE, strange_row
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.values import OpaqueValue, TransactionalValue
 
 Updater = Callable[[Any], Any]
+Restored = TypeVar("Restored")
 #: The incarnation of each state that this process has written to: location -> incarnation.
 _incarnations: dict[str, str] = {}
 
@@ -436,6 +438,14 @@ class MapState(KeyedState, RebuildableState):
 
     def close(self) -> None:
         self.backend.close()
+
+    def restored(self, key: Key, restore: Callable[[Value], Restored], value: Value) -> Restored:
+        """What a committer has put into the value of a key. ``restore``: takes it out. Raises
+        ``CorruptStateError`` where that raises an error, because only committers write values."""
+        try:
+            return restore(value)
+        except UNREADABLE as error:
+            raise strange_row(self.location, key, error) from error
 
     # --- decided by the value types ---------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class TableJoiningCommitter(KeyedCommitter):
         newest = self._change_table()
         lefts = list(self._rows(LEFT))
         keys = list(dict.fromkeys(key for key, _ in lefts))
-        found = dict(zip(keys, map(self._decoded, self.state.multi_get(keys)), strict=True))
+        found = dict(zip(keys, map(self._decoded, keys, self.state.multi_get(keys)), strict=True))
         sides, out = self._bound(), []
         for key, values in lefts:
             row = found[key]
@@ -153,7 +153,9 @@ class TableJoiningCommitter(KeyedCommitter):
             keys = list(dict.fromkeys(key for (key, _), _ in came))
             held = self.state.multi_get(keys)
             sequences = {
-                key: self._values(value)[sequence] for key, value in zip(keys, held, strict=True) if value is not None
+                key: self._values(key, value)[sequence]
+                for key, value in zip(keys, held, strict=True)
+                if value is not None
             }
         newest: dict[Key, tuple[Value, int]] = {}
         for (key, values), is_deleted in came:
@@ -184,9 +186,10 @@ class TableJoiningCommitter(KeyedCommitter):
             keys = self._keys(rows)
             yield from zip(keys, values if values is not None else [()] * len(keys), strict=True)
 
-    def _decoded(self, value: Value | None) -> Value | None:
+    def _decoded(self, key: Key, value: Value | None) -> Value | None:
         """The row that a key has; None where it has none, or none any more."""
-        return self._values(value) if value is not None and value[1] == _NEVER_FORGOTTEN else None
+        return self._values(key, value) if value is not None and value[1] == _NEVER_FORGOTTEN else None
 
-    def _values(self, value: Value) -> Value:
-        return self._bound()[RIGHT].codec.decode(json.loads(value[0]))
+    def _values(self, key: Key, value: Value) -> Value:
+        decode = self._bound()[RIGHT].codec.decode
+        return self.state.restored(key, lambda its: decode(json.loads(its[0])), value)

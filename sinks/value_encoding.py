@@ -24,6 +24,18 @@ _SHOWN = 60
 _FLOATS = {"NaN": NAN, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+def whole_number(value: Any) -> int:
+    """The value, which is an integer. Raises ``ValueError`` for another."""
+    if type(value) is not int:
+        raise ValueError(f"{_shown(value)} is no integer")
+    return value
+
+
+def first_number(values: Sequence[Any]) -> int:
+    """The first of the values, which is an integer. Raises ``ValueError`` for another."""
+    return whole_number(values[0])
+
+
 def is_plain(declared: pa.DataType) -> bool:
     """Whether values of this type need no conversion."""
     types = pa.types

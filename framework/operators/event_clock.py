@@ -7,6 +7,7 @@ on its planning time, which is part of the plan. So a replay gives the same wate
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -106,6 +107,11 @@ class EventClock:
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> EventClock:
+        """Raises an error, such as ``ValueError``, for what ``document`` does not make."""
         partitions = {name: PartitionTime(*each) for name, each in document["partitions"].items()}
         timeless = document.get("timeless", {})  # older rows lack it
+        own = [document[each] for each in ("watermark", "planned_at", "elapsed")]
+        for each in (*own, *itertools.chain(*partitions.values()), *timeless.values()):
+            if type(each) is not int or not -(2**63) <= each < 2**63:
+                raise ValueError(f"{str(each)[:60]!r} is no time")
         return EventClock(document["watermark"], document["planned_at"], document["elapsed"], partitions, timeless)

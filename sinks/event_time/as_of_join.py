@@ -20,6 +20,7 @@ from sinks.event_time.two_stream_committer import PairCommitter
 from sinks.external_row_sorter import merged
 from sinks.join_inputs import LEFT, RIGHT
 from sinks.states import MapState
+from sinks.value_encoding import whole_number
 
 _DUE = "due_at"
 _PARTS = ("join_kind", "join_txid", "join_row")
@@ -119,7 +120,7 @@ class AsOfJoiningCommitter(PairCommitter):
                 if run is None or run.key != each.key:
                     self._end(run, watermarks.after)
                     value = held[each.key]
-                    latest = _Timed(value[0], self._decoded(RIGHT, value[2])) if value is not None else None
+                    latest = self._restored((*each.key, *ONE_ROW), RIGHT, value) if value is not None else None
                     run = _Run(each.key, latest, latest)
                 out += self._pass(run, each)
             self.state.delete([each.place for each in page if each.kind != OF_KEY and each.place[-2] != txid])
@@ -131,8 +132,10 @@ class AsOfJoiningCommitter(PairCommitter):
         """Pages of the rows that the watermark has passed: key by key, and by time."""
         for page in self.state.due(_DUE, NEVER, upto - 1, self._mine, in_order):
             yield [
-                Passed(place, at, None if place[-3] == OF_KEY else self._decoded(_WAITING.index(place[-3]), text))
-                for place, (at, _, text) in page
+                Passed(place, value[0], None)
+                if place[-3] == OF_KEY
+                else Passed(place, *self._restored(place, _WAITING.index(place[-3]), value))
+                for place, value in page
             ]
 
     def _pass(self, run: _Run, each: Passed) -> Iterable[Value]:
@@ -166,5 +169,6 @@ class AsOfJoiningCommitter(PairCommitter):
     def _encoded(self, side: int, values: Value) -> str:
         return json.dumps(list(self._bound()[side].codec.encode(values)))
 
-    def _decoded(self, side: int, text: str) -> Value:
-        return self._bound()[side].codec.decode(json.loads(text))
+    def _restored(self, place: Key, side: int, value: Value) -> _Timed:
+        decode = self._bound()[side].codec.decode
+        return self.state.restored(place, lambda its: _Timed(whole_number(its[0]), decode(json.loads(its[2]))), value)

@@ -19,6 +19,7 @@ from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Wat
 from sinks.keyed_committer import one_stream
 from sinks.pane_aggregation import PaneFolds
 from sinks.states import MapState
+from sinks.value_encoding import first_number
 
 _EXPIRES = "expires_at"
 
@@ -152,7 +153,7 @@ class ExpiringCommitter(WatermarkedCommitter):
         ends: dict[Key, list[int]] = {}
         for key, its in places.items():
             value = held[key]
-            ends[key] = [value[0]] if value is not None else []
+            ends[key] = [self.state.restored(key, first_number, value)] if value is not None else []
             for place in sorted(its, key=times.__getitem__):
                 parts[place] = self._extend(ends[key], times[place], watermark)
         folded = folds.fold(rows, parts)

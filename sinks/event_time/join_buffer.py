@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -14,7 +15,7 @@ from framework.operators.watermarks import NEVER
 from framework.topology import Fields
 from sinks.backend import Key, Value
 from sinks.states import MapState
-from sinks.value_encoding import JsonColumns
+from sinks.value_encoding import JsonColumns, whole_number
 
 #: The most records per row. Adding a record, or its first partner, rewrites the row.
 ROW_RECORDS = 32
@@ -157,10 +158,13 @@ class WaitingRows:
         self._of[key[: -len(PARTS)], key[-3]].append(key)
 
     def _row(self, key: Key, value: Value) -> _Row:
+        return self._state.restored(key, partial(self._restored, key), value)
+
+    def _restored(self, key: Key, value: Value) -> _Row:
         due_at, last, text = value
         codec = self._codecs[key[-3]]
-        records = [Waiting(at, codec.decode(its), matched, key) for at, matched, its in json.loads(text)]
-        return _Row(records, last, due_at, is_held=True)
+        records = [Waiting(whole_number(at), codec.decode(its), matched, key) for at, matched, its in json.loads(text)]
+        return _Row(records, whole_number(last), whole_number(due_at), is_held=True)
 
     def _text(self, side: int, kept: Sequence[Waiting]) -> str:
         codec = self._codecs[side]

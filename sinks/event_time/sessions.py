@@ -25,6 +25,7 @@ from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Clo
 from sinks.external_row_sorter import by_time, merged
 from sinks.state_committer import Fold
 from sinks.states import MapState
+from sinks.value_encoding import whole_number
 
 _START, _END = "session_start", "session_end"
 _PANE, _FIRST, _DUE = "session_pane", "first_at", "due_at"
@@ -162,7 +163,7 @@ class SessionCommitter(AggregatingCommitter):
             unchanged = [(key, value) for key, value in page if key not in came]
             marks = marks_in(key for key, _ in unchanged)
             self.state.delete(list(marks))
-            yield [(key, _pane(value)) for key, value in unchanged if key not in marks]
+            yield [(key, self.state.restored(key, _pane, value)) for key, value in unchanged if key not in marks]
 
     def _merged(self, read: _Read, folded: Mapping[Key, Folded]) -> dict[Key, Pane]:
         """The panes that the transaction's records change, including these records."""
@@ -327,7 +328,7 @@ class _Read:
         missing = list(dict.fromkeys(key for key in keys if key not in self.panes and key not in self._own))
         if missing:
             for key, value in zip(missing, self._state.multi_get(missing), strict=True):
-                self.panes[key] = _pane(value) if value is not None else None
+                self.panes[key] = self._state.restored(key, _pane, value) if value is not None else None
 
     def __getitem__(self, key: Key) -> Pane | None:
         return self._own[key] if key in self._own else self.panes[key]
@@ -353,7 +354,7 @@ class _Taken(NamedTuple):
 
 def _pane(value: Any) -> Pane:
     first, due, *values = value
-    return Pane(first, due, tuple(values))
+    return Pane(whole_number(first), whole_number(due), tuple(values))
 
 
 class _PaneFold(TimedFold):

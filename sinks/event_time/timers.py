@@ -21,7 +21,7 @@ from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, P
 from sinks.external_row_sorter import merged
 from sinks.keyed_committer import one_stream
 from sinks.states import MapState
-from sinks.value_encoding import JsonColumns
+from sinks.value_encoding import JsonColumns, whole_number
 
 _DUE = "due_at"
 #: The columns that identify a row of a key: its value and timers, or a waiting record, by its
@@ -165,7 +165,8 @@ class TimerCommitter(WatermarkedCommitter):
                 if entry is None or entry.key != each.key:
                     out += self._end(entry, watermarks.after)
                     value = held[each.key]
-                    entry = Entry(each.key, *(json.loads(value[2]) if value is not None else (None, [])))
+                    place = (*each.key, *ONE_ROW)
+                    entry = Entry(each.key, *(self._held(place, value) if value is not None else (None, [])))
                 if each.values is not None:
                     self._pass(entry, each.at, each.values)
             self.state.delete([each.place for each in page if each.values is not None and each.place[-2] != txid])
@@ -177,13 +178,25 @@ class TimerCommitter(WatermarkedCommitter):
     def _due(self, upto: int) -> Iterator[list[Passed]]:
         """Pages of the rows that the watermark has passed: key by key, and by time. A record of the
         time of the watermark waits for the timers of that time."""
-        codec = self._bound_codec()
         for page in self.state.due(_DUE, NEVER, upto, self._mine, in_order):
             yield [
-                Passed(place, at, codec.decode(json.loads(content)) if place[-3] == _WAITING else None)
-                for place, (at, _, content) in page
-                if place[-3] == OF_KEY or at < upto
+                Passed(place, value[0], self._record(place, value) if place[-3] == _WAITING else None)
+                for place, value in page
+                if place[-3] == OF_KEY or value[0] < upto
             ]
+
+    def _held(self, place: Key, value: Value) -> tuple[Any, Sequence[int]]:
+        """The value of a key and its timers."""
+
+        def restore(its: Value) -> tuple[Any, Sequence[int]]:
+            held, timers = json.loads(its[2])
+            return held, list(map(whole_number, timers))
+
+        return self.state.restored(place, restore, value)
+
+    def _record(self, place: Key, value: Value) -> Value:
+        decode = self._bound_codec().decode
+        return self.state.restored(place, lambda its: decode(json.loads(its[2])), value)
 
     def _pass(self, entry: Entry, at: int, values: Value) -> None:
         """Call the two methods for a record that the watermark has passed, and for the timers

@@ -144,7 +144,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         found = self.state.get(_ROW)
         if found is None:
             return None
-        clock = EventClock.of_document(json.loads(found[1]))
+        clock = self.state.restored((_ROW,), _restored, found)
         watermark = clock.watermark if clock.watermark != NEVER else None
         newest = max((each.newest for each in clock.partitions.values()), default=None)
         return EventTime(watermark, clock.held_up_by(self._idle_after), newest)
@@ -188,7 +188,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
         clock = self._told()
         self.state.begin_commit(self._attempt)
         (found,) = self.state.multi_get([_ROW])
-        before = EventClock.of_document(json.loads(found[1])) if found is not None else EventClock()
+        before = self.state.restored((_ROW,), _restored, found) if found is not None else EventClock()
         after = before.after(
             self._newest,
             clock.planned_at,
@@ -275,6 +275,10 @@ class _NewestTimes(Combiner):
         if not self._newest:
             return None
         return pa.RecordBatch.from_arrays([list(self._newest), list(self._newest.values())], schema=_NEWEST)
+
+
+def _restored(value: Any) -> EventClock:
+    return EventClock.of_document(json.loads(value[1]))
 
 
 def _shown(micros: int) -> str:

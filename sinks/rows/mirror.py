@@ -15,13 +15,12 @@ from framework.errors import BadRecordError, BatchTooLargeError, TopologyError
 from framework.topology import Bolt, Fields, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
-from framework.topology.table_changes import ChangeReader, TableChanges
+from framework.topology.table_changes import COLUMNS_MAX, ChangeReader, TableChanges
 from sinks.rows.inspectable_mirror import MirrorState
 from sinks.rows.mirror_catalog import (
     CATALOG,
     CATALOG_CHANGES,
     CATALOG_FIELDS,
-    COLUMNS_MAX,
     KEY_COLUMNS_MAX,
     NAME_MAX,
     Catalog,

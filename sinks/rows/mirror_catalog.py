@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Fields, TransactionAttempt
-from framework.topology.table_changes import DEFAULT
+from framework.topology.table_changes import COLUMNS_MAX, DEFAULT
 from sinks.rows.reduction import DELETED, reduced
 from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes, Column, UnfitTableError
 from sinks.rows.transactional_table import Members, RowTable
@@ -26,9 +26,6 @@ CATALOG_FIELDS = Fields.of(
 )
 #: A catalog of an older version gets the columns that it lacks.
 CATALOG_CHANGES = Changes((NAME,), on_new_column="add")
-#: A table has up to this many columns. MariaDB takes 1,017, and PostgreSQL 1,600; the rows from
-#: before have three more.
-COLUMNS_MAX = 1_000
 #: The most columns of a primary key: PostgreSQL's limit.
 KEY_COLUMNS_MAX = 32
 #: The most characters of the name of a server, a table or a column. The databases of Debezium's

@@ -38,6 +38,7 @@ class SqliteTable(SqliteTableBase, RebuildableTable):
     """
 
     json = "TEXT"
+    adds_columns_together = False
     table_options = " STRICT"
 
     def __init__(self, path: str | os.PathLike[str], name: str, *, stamp: str | None = "_txid") -> None:

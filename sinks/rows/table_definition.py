@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal
@@ -83,6 +83,8 @@ class TableDefinition(SqlTableBase, Table):
 
     #: The type of a column of nested values.
     json: ClassVar[str]
+    #: Whether a statement can add several columns.
+    adds_columns_together: ClassVar[bool] = True
     #: Where a statement says ``CREATE TABLE``, after the list of columns; and for tables beside it.
     table_options: str = ""
     side_table_options: str = ""
@@ -299,9 +301,10 @@ class TableDefinition(SqlTableBase, Table):
         needed = [name for name in missing if self._changes is not None and name in self._changes.key]
         if needed or (missing and mode == "fail"):
             name = (needed or missing)[0]
+            kind = self._declared()[name]
             advice = "" if self._changes is None or needed else "; or use on_new_column='add' or 'ignore'"
             raise UnfitTableError(
-                f"{self.location} has no column {name!r}: {self._adding(name, self._declared()[name])}{advice}"
+                f"{self.location} has no column {name!r}: {self._additions(self._table, {name: kind})[0]}{advice}"
             )
         if self._changes is not None and not self._unique(connection, self._table, self._changes.key):
             raise UnfitTableError(
@@ -373,11 +376,11 @@ class TableDefinition(SqlTableBase, Table):
         self._create_side_tables(connection, txid)
         self._fit(connection)
         kinds = {each.name: each.kind for each in self._held_columns(connection, self._table)}
+        declared = self._declared()
         for name in {each.name for each in columns}.intersection(changed):
-            declared = self._declared()[name]
-            if not _holds(kinds[name].casefold(), declared.casefold()):
+            if not _holds(kinds[name].casefold(), declared[name].casefold()):
                 raise UnfitTableError(
-                    f"{self.location}: column {name!r} of the source is {declared} now, and that of the table is "
+                    f"{self.location}: column {name!r} of the source is {declared[name]} now, and that of the table is "
                     f"{kinds[name].replace('%%', '%')}: {self._giving_type(name)}"
                 )
 
@@ -407,7 +410,7 @@ class TableDefinition(SqlTableBase, Table):
             return []
         kinds = {each.name: each.kind for each in held}
         missing = self._missing_kinds(held) if not kinds.keys() >= {*self.schema.names} else {}
-        added = [self._adding(name, kind) for name, kind in missing.items()]
+        added = self._additions(self._table, missing)
         widened = {
             field.name: kind
             for field in self.schema
@@ -432,11 +435,14 @@ class TableDefinition(SqlTableBase, Table):
                 if TXID in held:
                     yield table, held
 
-    def _adding(self, name: str, kind: str) -> str:
-        """The statement that adds a declared column of this type."""
-        defaults = dict(self._changes.defaults) if self._changes is not None else {}
-        default = f" DEFAULT ({_literal(defaults[name])})" if defaults.get(name) is not None else ""
-        return f"ALTER TABLE {self._at(self._table)} ADD COLUMN {self._q(name)} {kind}{default}"
+    def _additions(self, table: str, kinds: Mapping[str, str]) -> list[str]:
+        """The statements that add columns to a table, by their types. Rows that are there get the
+        declared defaults in the table itself."""
+        its = self._changes.defaults if self._changes is not None and table == self._table else ()
+        defaults = {name: f" DEFAULT ({_literal(value)})" for name, value in its if value is not None}
+        added = [f"ADD COLUMN {self._q(name)} {kind}{defaults.get(name, '')}" for name, kind in kinds.items()]
+        together = [", ".join(added)] if added and self.adds_columns_together else added
+        return [f"ALTER TABLE {self._at(table)} {each}" for each in together]
 
     def columns(self, connection: Any) -> list[Column]:
         """The columns of the user's, as the table has them."""
@@ -486,9 +492,8 @@ class TableDefinition(SqlTableBase, Table):
                 f"PRIMARY KEY ({self._list(changes.key)})){self.side_table_options}",
             )
         else:
-            for each in columns:
-                if each.name not in found:
-                    self._run(connection, f"ALTER TABLE {self._at(before)} ADD COLUMN {self._q(each.name)} {each.kind}")
+            for each in self._additions(before, {each.name: each.kind for each in columns if each.name not in found}):
+                self._run(connection, each)
         self._index_before(connection)
         if changes.sequence is not None or self._lacks_positions(connection):
             kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns) | {POSITION: integer}

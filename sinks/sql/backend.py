@@ -33,7 +33,7 @@ from sinks.backend import SWEPT, Key, Row
 from sinks.path_checks import somebody_elses
 from sinks.read_as_of import SnapshotBackend
 from sinks.rebuild_exchange import ExchangeBackend
-from sinks.refused_rows import explained, refused_delta, refused_row
+from sinks.refused_rows import UNREADABLE, explained, refused_delta, refused_row, strange_row
 from sinks.sql.schema import (
     HEADERS_TABLE,
     STAMP_COLUMNS,
@@ -551,14 +551,15 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
         stamp_at = prev_at + len(value_fields)
         for row in rows:
             txid, epoch, attempt, writer, deleted, prev_exists = row[stamp_at:]
-            key = typed_key(row[:value_at])
+            try:
+                key = typed_key(row[:value_at])
+                value = None if deleted else typed_value(row[value_at:prev_at])
+                prev = typed_value(row[prev_at:stamp_at]) if prev_exists else None
+            except UNREADABLE as error:
+                raise strange_row(self.location, row[:value_at], error) from error
             if txid is None or epoch is None or attempt is None:
-                raise CorruptStateError(
-                    f"{self.location}, key {key!r}: the row has no stamp ({', '.join(STAMP_COLUMNS[:3])} must not be null): "
-                    "somebody else wrote it; put it right, or remove it, and run the topology again"
-                )
-            value = None if deleted else typed_value(row[value_at:prev_at])
-            prev = typed_value(row[prev_at:stamp_at]) if prev_exists else None
+                problem = f"the row has no stamp ({', '.join(STAMP_COLUMNS[:3])} must not be null)"
+                raise strange_row(self.location, key, problem)
             yield key, Row(value, Stamp(txid, epoch, attempt), prev, writer)
 
     def _bound(self, values: Sequence[Any], fields: Fields) -> tuple[Any, ...]:

@@ -53,8 +53,10 @@ class MariaDbDialect(Dialect):
         return self.table_options
 
     def folded(self, name: str) -> str:
-        """Letter by letter: a letter whose capital form has two letters keeps its case."""
-        return "".join(each.upper() if len(each.upper()) == 1 else each for each in name)
+        """Letter by letter, as a small letter, whose capital counts if it is one letter: the Kelvin
+        sign is a K."""
+        small = [each.lower()[0] for each in name]
+        return "".join(each.upper() if len(each.upper()) == 1 else each for each in small)
 
     def type_of(self, name: str, declared: pa.DataType) -> str:
         types = pa.types

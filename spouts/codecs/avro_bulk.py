@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from framework.execution.failures import users_errors
 from spouts.codecs.avro_arrow_schema import plain_type
-from spouts.codecs.avro_resolution import default_of, written_field
+from spouts.codecs.avro_resolution import default_of, read_fields
 from spouts.codecs.avro_schema import AvroType
 
 _PLAIN = {"boolean", "int", "long", "float", "double", "string", "bytes"}
@@ -191,10 +191,9 @@ def _sources(
     casts."""
     by_name = {each.name: each for each in columns}
     sources: dict[str, _Column | pa.Scalar] = {}
-    for each in reader.fields:
+    for each, written in read_fields(reader, writer):
         if each.aliases:
             return None
-        written = written_field(reader, each, writer)
         if written is None:
             sources[each.name] = pa.scalar(default_of(each, reader), target.field(each.name).type)
             continue

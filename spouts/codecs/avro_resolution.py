@@ -14,7 +14,7 @@ Source: Apache Avro 1.12, specification, schema resolution.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from framework.errors import TopologyError
@@ -55,13 +55,14 @@ def default_of(field: AvroField, record: AvroType) -> Any:
         raise TopologyError(f"Avro, {record.name}.{field.name}: the default is not valid: {error}") from None
 
 
-def written_field(reader: AvroType, field: AvroField, writer: AvroType) -> AvroField | None:
-    """The field of ``writer`` that a reader's field reads: that of its name, or else of an alias
-    that is no other field of the reader."""
+def read_fields(reader: AvroType, writer: AvroType) -> Iterator[tuple[AvroField, AvroField | None]]:
+    """Each field of the reader, and the field of ``writer`` that it reads: that of its name, or
+    else of an alias that is no other field of the reader."""
     known = {each.name: each for each in writer.fields}
-    others = {each.name for each in reader.fields}
-    names = [field.name, *sorted(field.aliases - others)]
-    return next((known[each] for each in names if each in known), None)
+    own = {each.name for each in reader.fields}
+    for each in reader.fields:
+        names = (each.name, *sorted(each.aliases - own))
+        yield each, next((known[name] for name in names if name in known), None)
 
 
 def _raise(error: NoConversionError) -> Read:
@@ -75,6 +76,7 @@ class _Resolution:
         self._pairs: dict[tuple[AvroType, AvroType], Read | NoConversionError] = {}
         self._skipped: dict[AvroType, Read | None] = {}
         self._empty: dict[AvroType, bool] = {}
+        self._defaults: dict[AvroField, Any] = {}
 
     def read(self, writer: AvroType, reader: AvroType, where: str) -> Read:
         pair = (writer, reader)
@@ -141,12 +143,13 @@ class _Resolution:
     def _record(self, writer: AvroType, reader: AvroType, where: str) -> Read:
         reads: dict[str, AvroField] = {}  # by the writer's field: the reader's
         defaults: dict[str, Any] = {}
-        for each in reader.fields:
-            written = written_field(reader, each, writer)
+        for each, written in read_fields(reader, writer):
             if written is not None and written.name not in reads:
                 reads[written.name] = each
             elif each.has_default:
-                defaults[each.name] = default_of(each, reader)
+                if each not in self._defaults:
+                    self._defaults[each] = default_of(each, reader)
+                defaults[each.name] = self._defaults[each]
             else:
                 raise NoConversionError(f"{where}: field {each.name!r} is not written, and has no default")
         fields: list[tuple[str | None, Read]] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -194,9 +195,8 @@ class _Parser:
             aliases = frozenset(_texts(each, "aliases", name))
             kind = self.parse(each["type"], namespace, depth + 1)
             fields.append(AvroField(_text(each, "name"), kind, aliases, "default" in each, each.get("default")))
-        names = [each.name for each in fields]
-        if len(set(names)) < len(names):
-            twice = next(each for each in names if names.count(each) > 1)
+        twice = next((each for each, times in Counter(each.name for each in fields).items() if times > 1), None)
+        if twice is not None:
             raise TopologyError(f"Avro schema is not valid: {name}: field {twice!r} is declared twice")
         return fields
 

@@ -91,6 +91,7 @@ class DebeziumCodec(PerValueCodec):
             )
         self._settings = SourceSettings(decimals, times, binaries, unavailable)
         self._columns = pa.schema([(each.name, each.type) for each in schema])
+        self._names = dict.fromkeys(self._columns.names)  # in their order
         self._metadata = names_of(metadata, self._columns.names)
         self._floats = [each.name for each in self._columns if _is_floating(each.type)]
         self._keeps_unavailable = "unavailable" in self._metadata.values()
@@ -146,7 +147,7 @@ class DebeziumCodec(PerValueCodec):
             if its_columns is None:
                 bad += [BadRecord(place, NOT_OF_A_CHANGE) for place in places.tolist()]
                 continue
-            wanted = {each["field"]: each for each in its_columns if each["field"] in self._columns.names}
+            wanted = {each["field"]: each for each in its_columns if each["field"] in self._names}
             form = json.dumps(wanted)
             columns[form] = wanted
             its = values if len(places) == len(values) else values.take(pa.array(places))
@@ -243,8 +244,7 @@ class DebeziumCodec(PerValueCodec):
         after, before = batch.column("after").flatten(), batch.column("before").flatten()
         columns = []
         missing: list[list[str]] = [[] for _ in range(batch.num_rows)]
-        for number, column in enumerate(reader.columns):
-            name = self._columns.names[number]
+        for number, (name, column) in enumerate(zip(self._names, reader.columns, strict=True)):
             raw = after[number]
             if deleted.any():
                 order = np.where(deleted, np.arange(len(raw)) + len(raw), np.arange(len(raw)))

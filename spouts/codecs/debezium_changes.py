@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from framework.errors import BadRecordError, TopologyError
-from framework.topology.table_changes import DEFAULT, TableChanges
+from framework.topology.table_changes import COLUMNS_MAX, DEFAULT, TableChanges
 from spouts.codecs import codec_error_isolation
 from spouts.codecs.debezium import DebeziumCodec
 from spouts.codecs.debezium_columns import Described, column_type
@@ -184,6 +184,8 @@ def _described(prefix: bytes) -> Sequence[Described]:
 def _codec(prefix: bytes, unavailable: str) -> tuple[DebeziumCodec, pa.Schema]:
     """A codec for the columns of a schema, and these."""
     described = _described(prefix)
+    if len(described) > COLUMNS_MAX:
+        raise BadRecordError(f"a change record of a table with {len(described):,} columns: the most is {COLUMNS_MAX:,}")
     for name in (each["field"] for each in described):
         if not name or name.casefold().startswith(_OWN):
             problem = "has no name" if not name else "has a name of Ratchet's"

@@ -351,8 +351,8 @@ def _struct_converter(column: Described, declared: pa.DataType, settings: Source
             raise ValueError(f"an object of {', '.join(names)}, which {declared} does not hold")
         at = names.index("wkb")
         return lambda raw: _binaries(raw.flatten()[at], "bytes")
-    of = {each["field"]: each for each in column["fields"]}
-    parts = [(names.index(each.name), each) for each in declared if each.name in of]
+    of, places = {each["field"]: each for each in column["fields"]}, {name: at for at, name in enumerate(names)}
+    parts = [(places[each.name], each) for each in declared if each.name in of]
     if len(parts) != declared.num_fields:
         raise ValueError(f"an object of {', '.join(names)}, which lacks fields of {declared}")
     made = [(at, each.type, _converter(of[each.name], each.type, settings)) for at, each in parts]

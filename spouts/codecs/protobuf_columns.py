@@ -117,7 +117,13 @@ def _of_values(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells) -
         declared = declared.value_type if is_repeated(field) else declared
         if field.enum_type is not None:
             names = {each.number: each.name for each in field.enum_type.values}
-            return lambda values: pa.array([names.get(each) or str(each) for each in values], declared)
+
+            def enums(values: Sequence[Any]) -> pa.Array:
+                found = pa.array(values, pa.int32()).dictionary_encode()
+                texts = [names.get(each) or str(each) for each in found.dictionary.to_pylist()]
+                return pa.array(texts, declared).take(found.indices)
+
+            return enums
         return lambda values: pa.array(values, declared)
     if message.full_name == TIMESTAMP:
         return lambda values: pa.array([_moment(each) for each in values], pa.int64()).cast(pa.timestamp("us", "UTC"))

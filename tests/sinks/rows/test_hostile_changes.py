@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pytest
 
 from framework import TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError, ConfigError
 from framework.transactions import MemoryStore
-from sinks import Mirror
+from sinks import Mirror, MySqlTable
 from sinks.rows import mirror
 from sinks.rows.sqlite import SqliteTable
 from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
+from spouts.codecs import debezium_changes
 from tests.kit.change_records import BIG, INT, TEXT, Record, change_record
+from tests.kit.mysql import client
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
 from tests.sinks.rows.test_mirror import COLUMNS, FIELDS, NUMBER, PAIRS, Writer, delete, put, rows
@@ -30,6 +34,11 @@ WIDE = {f"c{number}": TEXT for number in range(450)}
 
 def of(table: str = "people", *, key: Sequence[str] = ("id",), **kinds: Mapping[str, Any]) -> Record:
     return change_record(table, {"id": INT, **kinds}, "c", {"id": 9}, key=key)
+
+
+def texts(table: str, *names: str) -> Record:
+    """Python would normalize the names of arguments."""
+    return of(table, **dict.fromkeys(names, TEXT))
 
 
 def by_default(column: str, value: Any, kind: Mapping[str, Any] = TEXT) -> Record:
@@ -86,6 +95,10 @@ CASES = {
     "two columns beyond ASCII": Hostile(of("accents", é=TEXT, É=TEXT), "", "are the same column"),
     "two columns, one with a letter of two capitals": Hostile(of("sharp", straße=TEXT, strasse=TEXT)),
     "two columns, one without a dot": Hostile(of("dotless", ı=TEXT, i=TEXT), "", "are the same column"),
+    "two columns, one with a dot more": Hostile(texts("dotted", "\u0130", "i"), "", "are the same column"),
+    "two columns, one in kelvin": Hostile(texts("kelvin", "\u212a", "k"), "", "are the same column"),
+    "two columns, an iota less": Hostile(texts("iota", "\u1f88", "\u1f80"), "", "are the same column"),
+    "composed and not": Hostile(texts("accented", "\u00e9", "e\u0301")),
     "stamp": folded(of("stamped", _TXID=INT), "'_TXID' is a column of Ratchet's"),
     "table": folded(put("PEOPLE", 9, "x"), "cannot be called 'PEOPLE', which is the name of another table"),
     "table beside": folded(put("People_Before", 9), "cannot be called 'People_Before'"),
@@ -243,6 +256,20 @@ def test_columns_that_differ_by_case_are_two_in_postgres(postgres: Any, name: st
     assert rows(database, "People") == [(1, "other")]
 
 
+def test_mariadb_takes_no_other_letters_for_one(mariadb: Any) -> None:
+    """In names of columns. A table of names that are one to the server cannot be created, and that
+    stopped a mirror."""
+    letters = [chr(code) for code in range(0x21, 0x10000) if not 0xD800 <= code < 0xE000]
+    cased = [each for each in letters if not each == each.lower() == each.upper() == each.casefold()]
+    names = [*{MySqlTable.dialect.folded(each): each for each in cased}.values()]
+    names.sort(key=lambda each: unicodedata.normalize("NFKD", each.casefold())[0].lower())
+    with client(mariadb.dsn) as other:
+        for first in range(0, len(names), 500):
+            columns = ", ".join(f'"{each}" int' for each in names[first : first + 900])
+            other.execute(f"CREATE TEMPORARY TABLE cased ({columns})")
+            other.execute("DROP TEMPORARY TABLE cased")
+
+
 def test_a_table_that_somebody_has_changed_is_no_fault_of_a_record(tmp_path: Any) -> None:
     """``skip`` would leave out all records of the table."""
     database = SqliteDatabase(tmp_path / "copy.db")
@@ -276,6 +303,56 @@ def test_schemas_that_alternate_are_compared_with_the_table_once_each(
     assert len(compared) == 3
     found = {n: tuple(more) for n, *more in rows(database, columns="id, name, note")}
     assert found == {n: (None, "y") if n % 3 == 1 else ("x", None) for n in range(30)}
+
+
+def test_a_change_of_too_many_columns_is_refused_before_its_values_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading 3,000 columns took 13 s, and the time grew with the square of their number."""
+    made: list[Any] = []
+    monkeypatch.setattr(debezium_changes, "column_type", made.append)
+    key, value = of(**{f"c{number}": TEXT for number in range(20_000)})
+    with pytest.raises(BadRecordError, match="a table with 20,001 columns: the most is 1,000"):
+        DebeziumChanges().read(pa.array([key], pa.binary()), pa.array([value], pa.binary()))
+    assert not made
+
+
+def test_a_wide_change_after_a_narrow_one_takes_the_types_of_its_columns_a_few_times(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once per column and column, 900 columns took half a minute, in which PostgreSQL ended the
+    session, and the same change was tried for ever."""
+    database = SqliteDatabase(tmp_path / "copy.db")
+    writer = Writer(database)
+    wide = {"id": INT, **{f"c{number}": INT for number in range(100)}}
+    writer.commit(1, [change_record("people", wide, "c", {"id": 1, "c7": 7})])
+    writer.commit(2, [put("people", 2, "bo")])
+    made: list[str] = []
+    column_type = SqliteTable._column_type
+    monkeypatch.setattr(
+        SqliteTable, "_column_type", lambda self, field: made.append(field.name) or column_type(self, field)
+    )  # type: ignore[func-returns-value]
+    writer.commit(3, [change_record("people", wide, "c", {"id": 3, "c7": 9})])
+    assert rows(database, columns="id, c7") == [(1, 7), (2, None), (3, 9)]
+    assert made.count("c7") < 20
+
+
+def test_many_new_columns_are_added_by_one_statement_per_table(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite adds them one by one."""
+    writer = Writer(database)
+    writer.commit(1, [put("people", 1, "ann")])
+    table, statements = type(writer.table), list[str]()
+    run = table._run
+    monkeypatch.setattr(
+        table,
+        "_run",
+        lambda self, via, statement, *more: statements.append(statement) or run(self, via, statement, *more),
+    )  # type: ignore[func-returns-value]
+    wide = {**COLUMNS, "d": {**TEXT, "default": "it's"}, **{f"c{number}": INT for number in range(9)}}
+    writer.commit(2, [change_record("people", wide, "c", {"id": 3, "c7": 9})])
+    assert rows(database, columns="id, c7, d") == [(1, None, "it's"), (3, 9, None)]
+    added = [each for each in statements if "ADD COLUMN" in each]
+    assert len(added) == (20 if isinstance(database, SqliteDatabase) else 2)
 
 
 def test_a_batch_of_too_many_tables_is_planned_in_halves(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

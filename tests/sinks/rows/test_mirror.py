@@ -635,7 +635,7 @@ def test_what_cannot_be_mirrored_is_named(tmp_path: Any) -> None:
         (twice(put("people", 1, "ann", note="x")), "a schema that is none of a change record"),
         (
             change_record("people", {"id": INT, **{f"c{n}": TEXT for n in range(1_000)}}, "c", {"id": 1}),
-            "shop.public.people has 1,001 columns: the most is 1,000",
+            "a table with 1,001 columns: the most is 1,000",
         ),
         (
             change_record("people", dict.fromkeys(WIDE_KEY, INT), "c", dict.fromkeys(WIDE_KEY, 1), key=WIDE_KEY),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pytest
 
@@ -39,7 +41,7 @@ def test_columns_the_stamp_and_the_key_are_added_and_others_are_left_alone(datab
     assert columns["note"].declared is None and columns["note"].held is not None
     assert columns["n"] == TableColumn("n", columns["n"].declared, None)
     added, unique = before.statements[:-1], before.statements[-1]
-    assert [each.split("ADD COLUMN ")[1].split()[0].strip('"`') for each in added] == ["n", "lsn", "_txid"]
+    assert re.findall(r"ADD COLUMN ['\"`](\w+)", " ".join(added)) == ["n", "lsn", "_txid"]
     assert "PRIMARY KEY" in unique or "UNIQUE INDEX" in unique
     assert table.apply_schema("topology") == before
     assert table.table_schema().statements == () == table.apply_schema("topology").statements
