@@ -15,9 +15,9 @@ there is slow, unless nothing quicker holds a promise, or tests what its file is
 A test that repeats something takes the number from the fixture ``often``, and a property its number
 of examples from ``examples``.
 
-With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and
-ZooKeeper in another, and those that kill drivers again and again in a third: so Spark starts once,
-and the servers twice. Those that want MariaDB, or the built site, share a process too. Tests that
+With ``--dist loadgroup`` the tests that want Spark run in one process, with those that kill drivers
+again and again, and the others that want Kafka and ZooKeeper in another: so Spark starts once, and
+the servers twice. Those that want MariaDB, or the built site, share a process too. Tests that
 use a module-scoped fixture share a process by module. The rest run wherever there is room.
 """
 
@@ -170,7 +170,7 @@ def _group_of(item: pytest.Item) -> str | None:
         values = {str(each) for each in callspec.params.values()} if callspec is not None else set()
         others = (group for name, group in _OTHERS.items() if name in fixtures | values)
         return next(others, _module_of(item))
-    return "servers" if item.get_closest_marker("kills") is None else "kills"
+    return "servers" if item.get_closest_marker("kills") is None else "spark"
 
 
 def _module_of(item: pytest.Item) -> str | None:
