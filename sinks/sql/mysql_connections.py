@@ -143,7 +143,7 @@ class Connection(pymysql.connections.Connection):
         """Without options of TLS nothing is verified. PyMySQL would load all authorities of the
         system all the same, which takes longer than to connect."""
         if sslp:
-            return super()._create_ssl_ctx(sslp)  # type: ignore[no-any-return]
+            return super()._create_ssl_ctx(sslp)  # type: ignore[misc, no-any-return]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
