@@ -54,10 +54,16 @@ def use() -> None:
 def make_beside(*names: str) -> None:
     """Make those of the named archives that are missing, in a process of its own that nobody waits
     for."""
-    nowhere = subprocess.DEVNULL
-    subprocess.Popen(
-        [sys.executable, "-m", __name__, *names], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
-    )
+    try:
+        java = find_java()
+    except ServerError:
+        return
+    missing = [name for name in names if not _archive(java, name).exists()]
+    if missing:
+        nowhere = subprocess.DEVNULL
+        command = [sys.executable, "-m", __name__, *missing]
+        maker = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        maker.returncode = 0  # otherwise Python warns that it still runs
 
 
 def make(names: Collection[str]) -> None:
