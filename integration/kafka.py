@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
@@ -15,9 +16,12 @@ from confluent_kafka.admin import AdminClient
 
 from integration.errors import ServerError
 from integration.jars import Progress
+from integration.processes import ProcessHost
 from integration.server import Server, free_port, port_taken, start_together, stop_all
 
 HEAP = "-Xmx512m"
+#: What the format tool writes beside the ids of the cluster and the node: the features, and users.
+CHECKPOINT = "bootstrap.checkpoint"
 #: From this many brokers on, the first three are controllers, and any one broker may die.
 _CONTROLLERS = 3
 
@@ -100,6 +104,9 @@ class KafkaBroker(Server):
     kind = "kafka"
     #: Settings of every broker; the settings of a single broker override them.
     common_settings: Mapping[str, str] = MappingProxyType({})
+    #: A ``CHECKPOINT`` that the format tool of the same Kafka wrote, without users: child
+    #: processes without users start from a copy of it, and run no tool.
+    checkpoint: Path | None = None
 
     def __init__(
         self,
@@ -178,13 +185,20 @@ class KafkaBroker(Server):
     def reads(self) -> tuple[Path, ...]:
         return self._secure.reads() if self._secure is not None else ()
 
-    def _write_properties(self, name: str, properties: Mapping[str, str]) -> Path:
+    def _write_properties(self, name: str, properties: Mapping[str, object]) -> Path:
         return self.write(name, "".join(f"{key}={value}\n" for key, value in properties.items()))
 
     def _format(self, java: list[str], properties: Mapping[str, str]) -> None:
         """Format the empty data folder with a cluster id and the users."""
-        config = self._write_properties("format.properties", properties)
         users = self._secure.users if self._secure is not None else {}
+        if not users and self.checkpoint is not None and isinstance(self.host, ProcessHost):
+            folder = Path(properties["log.dirs"])
+            folder.mkdir()
+            shutil.copyfile(self.checkpoint, folder / CHECKPOINT)
+            meta = {"version": 1, "node.id": self._node_id, "cluster.id": self.quorum.cluster_id}
+            self._write_properties(f"{folder.name}/meta.properties", meta)
+            return
+        config = self._write_properties("format.properties", properties)
         arguments = ["format", "-t", self.quorum.cluster_id, "-c", str(config), "--ignore-formatted"]
         for name, password in users.items():
             arguments += ["--add-scram", _scram(name, password)]

@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     if not config.option.collectonly:
-        class_archives.make_beside()
+        class_archives.make_beside("kafka", "zookeeper")
     os.environ[VARIABLE] = config.getoption("--servers")  # for the processes that tests start, too
     if chosen() == CONTAINERS:
         _make_containers_possible()
@@ -90,9 +90,14 @@ def _make_containers_possible() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remove the files in memory, unless there is a failure to look into."""
+    """Remove the files in memory, unless there is a failure to look into. Make the archive for
+    Spark, which takes more CPU time than it saves in the run that makes it."""
+    if hasattr(session.config, "workerinput"):
+        return
+    if not session.config.option.collectonly:
+        class_archives.make_beside("spark")
     factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-    if exitstatus == 0 and os.environ.get("TMPDIR") == MEMORY_FOLDER and not hasattr(session.config, "workerinput"):
+    if exitstatus == 0 and os.environ.get("TMPDIR") == MEMORY_FOLDER:
         shutil.rmtree(factory.getbasetemp(), ignore_errors=True)
 
 

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
 
 from integration import KafkaBroker, ServerError, ZooKeeperServer
+from integration.jars import KAFKA_VERSION
 from integration.java import find_java
+from integration.kafka import CHECKPOINT
 from integration.server import QUICK
 from tests.kit.waiting import PATIENCE_S
 
@@ -31,6 +34,8 @@ SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 #: folder with files is on the class path.
 _EXECUTORS = f'--conf "spark.executor.extraJavaOptions={" ".join(QUICK)}" pyspark-shell'
 _FOLDER = Path(sys.prefix) / "class-archives"  # the jars of an environment are its own
+#: What Kafka's format tool writes, which is a Java too.
+_CHECKPOINT = _FOLDER / f"kafka-{KAFKA_VERSION}.checkpoint"
 
 
 def use() -> None:
@@ -41,20 +46,29 @@ def use() -> None:
         return  # who needs Java says so
     KafkaBroker.java_options = (*QUICK, "-XX:-UsePerfData", *_reading(_archive(java, "kafka")))
     ZooKeeperServer.java_options = (*QUICK, *_reading(_archive(java, "zookeeper")))
+    KafkaBroker.checkpoint = _CHECKPOINT if _CHECKPOINT.exists() else None
     os.environ[SPARK_OPTIONS] = " ".join((*QUICK, *_reading(_archive(java, "spark"))))
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", _EXECUTORS)
 
 
-def make_beside() -> None:
-    """Make the archives that are missing, in a process of its own that nobody waits for."""
-    nowhere = subprocess.DEVNULL
-    subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
-    )
+def make_beside(*names: str) -> None:
+    """Make those of the named archives that are missing, in a process of its own that nobody waits
+    for."""
+    try:
+        java = find_java()
+    except ServerError:
+        return
+    missing = [name for name in names if not _archive(java, name).exists()]
+    if missing:
+        nowhere = subprocess.DEVNULL
+        command = [sys.executable, "-m", __name__, *missing]
+        maker = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        maker.returncode = 0  # otherwise Python warns that it still runs
 
 
-def make() -> None:
-    """Make the archives that are missing, unless somebody else does so now."""
+def make(names: Collection[str]) -> None:
+    """Make those of the named archives that are missing, unless somebody else does so now; all of
+    them without a name."""
     _FOLDER.mkdir(exist_ok=True)
     java = find_java()
     with open(_FOLDER / "lock", "w", encoding="utf-8") as lock:
@@ -69,7 +83,7 @@ def make() -> None:
         }
         for name, run in makers.items():
             archive = _archive(java, name)
-            if not archive.exists():
+            if (name in names or not names) and not archive.exists():
                 part = archive.with_suffix(f".{os.getpid()}")
                 run(["-Xlog:disable", f"-XX:ArchiveClassesAtExit={part}"])
                 part.replace(archive)
@@ -88,8 +102,10 @@ def _reading(archive: Path) -> list[str]:
 def _run_kafka(options: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         broker = KafkaBroker(Path(folder), where="embedded")
-        broker.start()  # formats the folder: that Java must not write the archive
-        broker.stop()
+        broker.prepare()  # formats the folder: that Java must not write the archive
+        part = _CHECKPOINT.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(broker.folder / "data" / CHECKPOINT, part)
+        part.replace(_CHECKPOINT)
         broker.java_options = (*QUICK, *options)
         broker.start()
         admin = AdminClient({"bootstrap.servers": broker.address})
@@ -130,4 +146,4 @@ def _run_spark(options: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    make()
+    make(sys.argv[1:])

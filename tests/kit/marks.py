@@ -95,10 +95,19 @@ def of_the_suite(config: pytest.Config) -> list[Held]:
     return [*config.stash[_NOTED], *(each for folder in left_out for each in collected(folder))]
 
 
+def names(item: pytest.Item) -> set[str]:
+    """The names of a test's marks. pytest looks through all of them for each name that it is asked
+    for."""
+    return {mark.name for mark in item.iter_markers()}
+
+
 def _held(items: Iterable[pytest.Item]) -> Iterator[Held]:
     for item in items:
+        marked = names(item)
+        if marked.isdisjoint(KINDS):
+            continue
         numbers = {
             kind: frozenset(str(each) for mark in item.iter_markers(kind) for each in mark.args) for kind in KINDS
         }
         if any(numbers.values()):
-            yield Held(item.nodeid, item.get_closest_marker("slow") is not None, numbers)
+            yield Held(item.nodeid, "slow" in marked, numbers)

@@ -32,6 +32,7 @@ def client(dsn: str, **settings: Any) -> Iterator[Client]:
         database=parts.path[1:],
         charset="utf8mb4",
         autocommit=True,
+        ssl_disabled=True,  # otherwise each connection loads the authorities of the system
         **settings,
     )
     try:

@@ -15,9 +15,9 @@ there is slow, unless nothing quicker holds a promise, or tests what its file is
 A test that repeats something takes the number from the fixture ``often``, and a property its number
 of examples from ``examples``.
 
-With ``--dist loadgroup`` the tests that want Spark run in one process, those that want Kafka and
-ZooKeeper in another, and those that kill drivers again and again in a third: so Spark starts once,
-and the servers twice. Those that want MariaDB, or the built site, share a process too. Tests that
+With ``--dist loadgroup`` the tests that want Spark run in one process, with those that kill drivers
+again and again, and the others that want Kafka and ZooKeeper in another: so Spark starts once, and
+the servers twice. Those that want MariaDB, or the built site, share a process too. Tests that
 use a module-scoped fixture share a process by module. The rest run wherever there is room.
 """
 
@@ -77,9 +77,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _keep_each_value_once(items)
     marks.note(config, items)
     if not config.getoption("--all"):
-        left_out = [item for item in items if item.get_closest_marker("slow") is not None]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
+        left_out = {item for item in items if "slow" in marks.names(item)}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def _keep_each_value_once(items: list[pytest.Item]) -> None:
@@ -87,7 +87,8 @@ def _keep_each_value_once(items: list[pytest.Item]) -> None:
     comes, if a test is marked so."""
     tests: dict[str, dict[pytest.Item, set[tuple[int, str]]]] = {}
     for item in items:
-        if item.get_closest_marker("each_value_once") is not None and item.get_closest_marker("slow") is None:
+        marked = marks.names(item)
+        if "each_value_once" in marked and "slow" not in marked:
             values = set(enumerate(item.callspec._idlist))  # type: ignore[attr-defined]
             tests.setdefault(item.nodeid.partition("[")[0], {})[item] = values
     for combinations in tests.values():
@@ -133,13 +134,14 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Not later: xdist looks for groups before other plugins may modify the collected tests."""
-    group = _group_of(item)
+    marked = marks.names(item)
+    group = _group_of(item, marked)
     if group is not None:
         item.add_marker(pytest.mark.xdist_group(group))
     callspec: Any = getattr(item, "callspec", None)
-    if _is_slow_for(item, callspec.id if callspec is not None else ""):
+    if marked & {"slow_for", "quick_for"} and _is_slow_for(item, callspec.id if callspec is not None else ""):
         item.add_marker(pytest.mark.slow)
-    if item.get_closest_marker("rules_only") is not None and item.get_closest_marker("rule") is None:
+    if "rules_only" in marked and "rule" not in marked:
         item.add_marker(pytest.mark.slow)
     parameters = callspec.params if callspec is not None else {}
     if parameters.get("opaque") is False and parameters.get("runner", "local") != "local":
@@ -160,17 +162,17 @@ def _is_slow_for(item: pytest.Item, parameters: str) -> bool:
     return any(map(among, item.iter_markers("slow_for"))) or not all(map(among, item.iter_markers("quick_for")))
 
 
-def _group_of(item: pytest.Item) -> str | None:
+def _group_of(item: pytest.Item, marked: set[str]) -> str | None:
     fixtures = set(getattr(item, "fixturenames", ()))
     callspec = getattr(item, "callspec", None)
     runner = callspec.params.get("runner", "local") if callspec is not None else "local"
-    if item.get_closest_marker("spark") is not None or runner != "local" or fixtures & _SPARK:
+    if "spark" in marked or runner != "local" or fixtures & _SPARK:
         return "spark"
     if not fixtures & _SERVERS:
         values = {str(each) for each in callspec.params.values()} if callspec is not None else set()
         others = (group for name, group in _OTHERS.items() if name in fixtures | values)
         return next(others, _module_of(item))
-    return "servers" if item.get_closest_marker("kills") is None else "kills"
+    return "spark" if "kills" in marked else "servers"
 
 
 def _module_of(item: pytest.Item) -> str | None:

@@ -26,7 +26,7 @@ def flights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     ``make test-all`` all of them."""
     with pytest.MonkeyPatch.context() as patch, EmbeddedServers(tmp_path_factory.mktemp("flights")) as servers:
         if not request.config.getoption("--all"):
-            take_first(60_000, patch)
+            take_first(30_000, patch)
         flights_data.load(servers.bootstrap_servers, TOPIC)
         yield servers
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.kit.command import call
 from tests.kit.processes import ROOT
 from tests.kit.waiting import PATIENCE_S
 from tests.simulation.simulators import SIMULATORS, shares
@@ -54,7 +55,7 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_replays_it() -> None
 
 
 def test_a_seed_can_be_replayed_in_each_simulator() -> None:
-    done = run(*COMMAND, "--seed", "7")
+    done = call("tests.simulation", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("every invariant held\n") == len(SIMULATORS)
     for name in SIMULATORS:

@@ -534,6 +534,7 @@ def test_closed_windows_of_two_watermarks_are_joined(how: Any, take: int, faults
     assert bool(alone) == (how == "outer")
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 2, 1000])
 @pytest.mark.parametrize("faults", [[], [crash(1)]], ids=["none", "crash"])
 def test_rows_are_joined_with_the_window_that_was_closed_at_their_time(take: int, faults: Any, tmp_path: Path) -> None:

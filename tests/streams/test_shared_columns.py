@@ -110,6 +110,7 @@ def numbers_in(folder: Path, take: int, was: Any, given: Sequence[Any], make: Ca
     return sorted(row["n"] for row in shop.test({"texts": rows}, take=take)["out"])
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 1000])
 @pytest.mark.parametrize("kind", ["arrow", "polars", "pandas"])
 @pytest.mark.parametrize("case", HELD)
@@ -165,6 +166,7 @@ def test_values_of_pandas_that_arrow_refuses_are_bad_records(take: int, tmp_path
     assert [row["v"] for row in found] == [1, 2]
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("take", [1, 5, 1000])
 @pytest.mark.parametrize(
     "windows",

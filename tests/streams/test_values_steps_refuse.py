@@ -153,6 +153,7 @@ GROWING_STEPS: dict[str, Step] = {
 }
 
 
+@pytest.mark.each_value_once
 @pytest.mark.parametrize("tables", [(), ("default",)], ids=["others", "tables"])
 @pytest.mark.parametrize("name", GROWING_STEPS)
 def test_rows_that_grow_are_emitted_in_parts_and_in_order(name: str, tables: tuple[str, ...]) -> None:
