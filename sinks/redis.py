@@ -586,7 +586,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
                 if None in key:
                     raise ValueError("a null key cannot be stored; filter it out upstream")
                 parts = columns.encode(key)
-                names.append(parts[0].encode() if single and textual else orjson.dumps(parts[0] if single else parts))
+                names.append(parts[0].encode() if single and textual else _json(parts[0] if single else parts))
         except (ValueError, TypeError, AttributeError, pa.ArrowException) as error:
             raise BadRecordError(f"{self.location}, key {key!r}: {error}") from error
         return names
@@ -612,7 +612,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
                 }
                 if row.prev is not None:
                     document["p"] = columns.encode(row.prev)
-                text = orjson.dumps(document)
+                text = _json(document)
                 if len(text) > VALUE_BYTES_MAX:
                     raise BadRecordError(
                         f"{self.location}: a row has {len(text):,} bytes, more than {VALUE_BYTES_MAX:,}"
@@ -681,6 +681,12 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         return ConfigError(
             f"{self.location}: {error}; this does not pass by itself: look at the server, then run the topology again"
         )
+
+
+def _json(value: Any) -> bytes:
+    """A value as JSON, in memory of its size. The result of orjson keeps the rest of its buffer from
+    other use, so many results would take 4 KiB each."""
+    return b"".join((orjson.dumps(value), b""))
 
 
 def _header_text(header: Header) -> bytes:

@@ -8,6 +8,8 @@ import contextlib
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -467,3 +469,25 @@ def test_what_is_due_goes_with_rows_that_are_exchanged(ordered: OpaqueMapState, 
     transact(ordered, 2, 1, {"emu": 1})
     assert client.zrange(f"{{{name}}}:due", 0, -1) == [b"emu", b"dog"]
     assert client.zcard(f"{{{name}}}:former:due") == 2
+
+
+#: Prints how many megabytes a process needs in addition to read the rows of many keys.
+_READS_MANY = """
+import resource, sys
+from framework import Fields
+from sinks import RedisBackend
+backend = RedisBackend(sys.argv[1], "many")
+backend.bind(Fields(n=int, word=str), Fields(n=int))
+keys = [(n, "word") for n in range(100_000)]
+backend.multi_get(keys[:1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+backend.multi_get(keys)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def test_many_keys_take_memory_of_their_size(redis_server: RedisServer) -> None:
+    """Not 4 KiB each, the size of the JSON encoder's buffer, which was 400 MB."""
+    command = [sys.executable, "-c", _READS_MANY, redis_server.url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 100
