@@ -684,7 +684,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
 
 
 def _json(value: Any) -> bytes:
-    """A value as JSON, in memory of its size. The result of orjson keeps the rest of its buffer from
+    """A value as JSON, in memory of its size. A result of orjson keeps the rest of its buffer from
     other use, so many results would take 4 KiB each."""
     return b"".join((orjson.dumps(value), b""))
 
