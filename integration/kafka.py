@@ -20,7 +20,7 @@ from integration.processes import ProcessHost
 from integration.server import Server, free_port, port_taken, start_together, stop_all
 
 HEAP = "-Xmx512m"
-#: What the format tool writes beside the ids of the cluster and the node: the features, and users.
+#: The file in which the format tool writes the features and the users.
 CHECKPOINT = "bootstrap.checkpoint"
 #: From this many brokers on, the first three are controllers, and any one broker may die.
 _CONTROLLERS = 3

@@ -440,8 +440,8 @@ class MapState(KeyedState, RebuildableState):
         self.backend.close()
 
     def restored(self, key: Key, restore: Callable[[Value], Restored], value: Value) -> Restored:
-        """What a committer has put into the value of a key. ``restore``: takes it out. Raises
-        ``CorruptStateError`` where that raises an error, because only committers write values."""
+        """The content that a committer has put into the value of a key, by ``restore``. Its error
+        becomes a ``CorruptStateError``, because only committers write values."""
         try:
             return restore(value)
         except UNREADABLE as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -167,7 +166,7 @@ class TableJoiningCommitter(KeyedCommitter):
         gone = [key for key, (_, until) in newest.items() if sequence is None and until != _NEVER_FORGOTTEN]
         kept = [key for key, (_, until) in newest.items() if sequence is not None or until == _NEVER_FORGOTTEN]
         codec = sides[RIGHT].codec
-        self.state.multi_put(kept, [(json.dumps(list(codec.encode(newest[key][0]))), newest[key][1]) for key in kept])
+        self.state.multi_put(kept, [(codec.text_of(newest[key][0]), newest[key][1]) for key in kept])
         self.state.delete(gone)
         return newest
 
@@ -191,5 +190,5 @@ class TableJoiningCommitter(KeyedCommitter):
         return self._values(key, value) if value is not None and value[1] == _NEVER_FORGOTTEN else None
 
     def _values(self, key: Key, value: Value) -> Value:
-        decode = self._bound()[RIGHT].codec.decode
-        return self.state.restored(key, lambda its: decode(json.loads(its[0])), value)
+        values_of = self._bound()[RIGHT].codec.values_of
+        return self.state.restored(key, lambda its: values_of(its[0]), value)

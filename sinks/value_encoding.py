@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -145,6 +146,14 @@ class JsonColumns:
         return tuple(
             [None if value is None else decode(value) for decode, value in zip(self._decoders, values, strict=True)]
         )
+
+    def text_of(self, values: Sequence[Any]) -> str:
+        """The values as JSON."""
+        return json.dumps(list(self.encode(values)))
+
+    def values_of(self, text: str) -> tuple[Any, ...]:
+        """The values of a ``text_of``. Raises ``ValueError`` for another text."""
+        return self.decode(json.loads(text))
 
 
 def _accepted(declared: pa.DataType) -> tuple[tuple[type, ...], int, int]:

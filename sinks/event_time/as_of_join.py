@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -107,7 +106,7 @@ class AsOfJoiningCommitter(PairCommitter):
             for key, number, at, values in numbered(counted):
                 place = (*key, _WAITING[side], txid, number)
                 if at >= watermarks.after:
-                    puts[place] = at, at, self._encoded(side, values)
+                    puts[place] = at, at, self._bound()[side].codec.text_of(values)
                 else:
                     own.append(Passed(place, at, values))
         self.state.multi_put(list(puts), list(puts.values()))
@@ -156,7 +155,7 @@ class AsOfJoiningCommitter(PairCommitter):
         if latest is not None and latest is not run.held:
             until = NOT_DUE if self.within is None else latest.at + self.within
             if until >= watermark:
-                self.state.multi_put([place], [(latest.at, until, self._encoded(RIGHT, latest.values))])
+                self.state.multi_put([place], [(latest.at, until, self._bound()[RIGHT].codec.text_of(latest.values))])
                 return
         if run.is_over:
             self.state.delete([place])
@@ -166,9 +165,6 @@ class AsOfJoiningCommitter(PairCommitter):
             return [(*key, *left.values, *latest.values)]
         return [self._bound().alone(key, LEFT, left.values)] if self.how == "left" else []
 
-    def _encoded(self, side: int, values: Value) -> str:
-        return json.dumps(list(self._bound()[side].codec.encode(values)))
-
     def _restored(self, place: Key, side: int, value: Value) -> _Timed:
-        decode = self._bound()[side].codec.decode
-        return self.state.restored(place, lambda its: _Timed(whole_number(its[0]), decode(json.loads(its[2]))), value)
+        values_of = self._bound()[side].codec.values_of
+        return self.state.restored(place, lambda its: _Timed(whole_number(its[0]), values_of(its[2])), value)

@@ -154,7 +154,7 @@ class TimerCommitter(WatermarkedCommitter):
             if at < watermarks.after:
                 own.append(Passed(place, at, values))
             else:
-                puts[place] = at, at, json.dumps(list(codec.encode(values)))
+                puts[place] = at, at, codec.text_of(values)
         self.state.multi_put(list(puts), list(puts.values()))
         entry: Entry | None = None
         for page in merged(self._due(watermarks.after), own, lambda each: in_order(each.at, each.place)):
@@ -195,8 +195,8 @@ class TimerCommitter(WatermarkedCommitter):
         return self.state.restored(place, restore, value)
 
     def _record(self, place: Key, value: Value) -> Value:
-        decode = self._bound_codec().decode
-        return self.state.restored(place, lambda its: decode(json.loads(its[2])), value)
+        values_of = self._bound_codec().values_of
+        return self.state.restored(place, lambda its: values_of(its[2]), value)
 
     def _pass(self, entry: Entry, at: int, values: Value) -> None:
         """Call the two methods for a record that the watermark has passed, and for the timers

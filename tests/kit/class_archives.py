@@ -34,7 +34,7 @@ SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 #: folder with files is on the class path.
 _EXECUTORS = f'--conf "spark.executor.extraJavaOptions={" ".join(QUICK)}" pyspark-shell'
 _FOLDER = Path(sys.prefix) / "class-archives"  # the jars of an environment are its own
-#: What Kafka's format tool writes, which is a Java too.
+#: A copy of the file that Kafka's format tool, another Java program, writes.
 _CHECKPOINT = _FOLDER / f"kafka-{KAFKA_VERSION}.checkpoint"
 
 
