@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -187,8 +187,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         )
         return staged
 
-    def _group(self, connection: Any) -> AbstractContextManager[Any]:
-        return StatementGroup(connection) if self.can_undo else nullcontext(connection)
+    def _ask_early(self, connection: Any) -> None:
+        if isinstance(connection, StatementGroup) and self._changes is not None:
+            connection.send_early(_KINDS, self._kinds_of())
 
     def _check_immediately(self, connection: Any) -> None:
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -219,15 +220,18 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         return super()._is_first(ungrouped(connection), writer, txid)
 
     def _held(self, connection: Any) -> HeldColumns:
-        """In one exchange, together with the statements that open the attempt."""
-        tables = [qualified(self._home, each) for each in (self._table, f"{self._table}_before")]
-        found = connection.execute(_KINDS, (tables[0], *tables)).fetchall()
+        found = connection.execute(_KINDS, self._kinds_of()).fetchall()
         kinds = {name: kind for before, name, kind, _ in found if not before}
         return HeldColumns(
             [name for before, name, *_ in found if before and name in kinds],
             {name: kind.replace("%", "%%") for name, kind in kinds.items() if not kind.endswith("[]")},
             frozenset(name for before, name, _, rounds in found if rounds and not before),
         )
+
+    def _kinds_of(self) -> tuple[str, str, str]:
+        """The parameters of ``_KINDS``."""
+        table, before = (qualified(self._home, each) for each in (self._table, f"{self._table}_before"))
+        return table, table, before
 
     def _apply(self, connection: Any, rows: pa.Table, names: Sequence[str], held: HeldColumns, txid: int) -> None:
         """A small batch is a parameter of each statement: to create a temporary table would cost

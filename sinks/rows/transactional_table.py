@@ -24,7 +24,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -483,7 +483,8 @@ class RowTable(TableDefinition):
         fence = attempt.fence
         if fence is None:
             raise TopologyError(f"{self.location} is written by topologies only: its attempts need a driver")
-        with self._writing() as plain, self._group(plain) if grouped else nullcontext(plain) as connection:
+        with self._writing_grouped() if grouped and self.can_undo else self._writing() as connection:
+            self._ask_early(connection)
             if fence.opens_from is None:
                 check_granted(self._found_header(connection, self._keep_header), attempt, self.location)
                 yield connection, self._is_first(connection, fence.writer, attempt.txid)
@@ -495,9 +496,8 @@ class RowTable(TableDefinition):
             yield connection, self.can_undo or self._is_first(connection, fence.writer, attempt.txid)
             self._run(connection, self._headers.update(), (*header_values(header.done_as_open()), self._table))
 
-    def _group(self, connection: Any) -> AbstractContextManager[Any]:
-        """The connection, and if the database can do that, its statements travel together."""
-        return nullcontext(connection)
+    def _ask_early(self, connection: Any) -> None:
+        """If statements travel together, send queries that ``_held`` will need."""
 
     def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
         """Note that a task writes. False: it has written before, in this attempt, or where a replay

@@ -10,8 +10,8 @@ import psycopg
 
 
 class StatementGroup:
-    """A connection inside a sql_txn whose statements are sent without waiting for the answers of
-    earlier ones (libpq's pipeline mode). Reading the rows of a statement waits for all before it.
+    """A connection whose statements are sent without waiting for the answers of earlier ones
+    (libpq's pipeline mode). Reading the rows of a statement waits for all that were sent.
 
     The error of a statement is raised by it or by a later one, at the latest at the end of the
     group. A statement whose row count is needed, or which copies, needs the plain connection
@@ -20,6 +20,7 @@ class StatementGroup:
 
     def __init__(self, connection: Any) -> None:
         self._connection, self._pipeline = connection, ExitStack()
+        self._early: dict[tuple[str, tuple[Any, ...]], Any] = {}  # the cursors of sent queries
 
     def __enter__(self) -> Self:
         if psycopg.Pipeline.is_supported():
@@ -30,10 +31,17 @@ class StatementGroup:
         self._pipeline.__exit__(*raised)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
-        return self._connection.execute(statement, parameters)
+        early = self._early.pop((statement, tuple(parameters)), None)
+        return early if early is not None else self._connection.execute(statement, parameters)
+
+    def send_early(self, query: str, parameters: Sequence[Any]) -> None:
+        """Send a query that ``execute`` will be called with, so that its rows arrive together with
+        those of a query before it."""
+        self._early[query, tuple(parameters)] = self._connection.execute(query, parameters)
 
     def end(self) -> Any:
         """Wait for all answers. Returns the plain connection."""
+        self._early.clear()
         self._pipeline.close()
         return self._connection
 

@@ -24,7 +24,7 @@ from framework.errors import (
 from framework.topology import Header, Reach
 from framework.topology.canonical_form import NAN
 from sinks.sql.postgres_adaptive_batch_size import SETTINGS, LimitReached, StatementSize, limit_of, reached
-from sinks.sql.postgres_pipeline_mode import ungrouped
+from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_server import identity, losses
 from sinks.sql.schema import HEADERS_TABLE, Dialect, identifier, qualified
 from sinks.sql.table_base import SqlTableBase
@@ -214,19 +214,19 @@ def _close(connection: psycopg.Connection[Any]) -> None:
         connection.close()
 
 
-def _begin() -> str:
-    """The statements that begin a writing sql_txn, in one round trip.
+def _begin() -> tuple[str, str]:
+    """The statements that begin a writing sql_txn.
 
     Without ``array_nulls``, a null in a batch would become the text NULL. With ``row_security``
     off, a policy that hides rows is an error, because a sweep would miss hidden rows.
     """
     return (
-        "BEGIN ISOLATION LEVEL READ COMMITTED; "
+        "BEGIN ISOLATION LEVEL READ COMMITTED",
         f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_TIMEOUT_MS}', true), "
         f"set_config('lock_timeout', least({LOCK_TIMEOUT_MS}, nullif(floor(extract(epoch FROM "
         "current_setting('statement_timeout')::interval) * 500), 0)::int)::text, true), "
         "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true), "
-        "set_config('array_nulls', 'on', true), set_config('row_security', 'off', true)"
+        "set_config('array_nulls', 'on', true), set_config('row_security', 'off', true)",
     )
 
 
@@ -363,7 +363,7 @@ class PostgresTableBase(SqlTableBase):
     @contextmanager
     def _writing(self) -> Iterator[Any]:
         with self._connected() as connection:
-            connection.execute(_begin())
+            connection.execute("; ".join(_begin()))
             try:
                 yield connection
             except BaseException:
@@ -374,8 +374,31 @@ class PostgresTableBase(SqlTableBase):
                 ended = connection.execute("COMMIT").statusmessage
             except psycopg.OperationalError as error:
                 raise CommitOutcomeUnknown(f"{self.location}: {_line(error)}") from error
-            if ended != "COMMIT":
-                raise RetryableError(f"{self.location}: the database answered COMMIT by {ended}")
+            self._check_commit(ended)
+
+    @contextmanager
+    def _writing_grouped(self) -> Iterator[Any]:
+        """The statements that begin and end the sql_txn travel with the others."""
+        committing = False
+        with self._connected() as connection:
+            try:
+                with StatementGroup(connection) as group:
+                    for each in _begin():
+                        group.execute(each)
+                    yield group
+                    committing = True
+                    ended = group.execute("COMMIT")
+            except BaseException as error:
+                with suppress(psycopg.Error):
+                    connection.execute("ROLLBACK")
+                if committing and isinstance(error, psycopg.OperationalError) and _lost(error):
+                    raise CommitOutcomeUnknown(f"{self.location}: {_line(error)}") from error
+                raise
+            self._check_commit(ended.statusmessage)
+
+    def _check_commit(self, answer: str | None) -> None:
+        if answer != "COMMIT":
+            raise RetryableError(f"{self.location}: the database answered COMMIT by {answer}")
 
     @contextmanager
     def _denied(self, right: str) -> Iterator[None]:
@@ -492,6 +515,11 @@ def _without_secrets(error: Exception, dsn: str) -> str:
     return (
         _line(error) if "@" not in dsn and "password" not in dsn else "check its form, postgresql://user@host/database"
     )
+
+
+def _lost(error: psycopg.Error) -> bool:
+    """Whether the connection failed, or the server ended it."""
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
 def _line(error: BaseException) -> str:

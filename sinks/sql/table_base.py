@@ -47,6 +47,11 @@ class SqlTableBase(StoreIdentity):
         """A connection in one sql_txn, committed at the end. Raises ``CommitOutcomeUnknown`` when
         the commit gets no answer."""
 
+    def _writing_grouped(self) -> AbstractContextManager[Any]:
+        """As ``_writing``; if the database can do that, statements travel together, and the error
+        of one is raised by a later one or at the end."""
+        return self._writing()
+
     @abstractmethod
     def _named_errors(self) -> AbstractContextManager[None]:
         """Converts the database's errors to Ratchet's, which name this table."""
