@@ -278,13 +278,19 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
 
 def _in_one_step(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
     """Return the layout in which the only committer has one task, if that task can commit in one
-    step."""
-    if len(plan.commit_roots) != 1 or plan.commit_tasks == 1:
+    step. If the committer reads a spout of partitions directly, the same task reads all
+    partitions."""
+    if len(plan.commit_roots) != 1:
         return None
-    root = plan.commit_roots[0]
-    if any(type(sub.grouping) not in _SHARING for sub in topology[root].subscriptions):
+    root = topology[plan.commit_roots[0]]
+    if root.parallelism > 1 and any(type(sub.grouping) not in _SHARING for sub in root.subscriptions):
         return None
-    components = (replace(each, parallelism=1) if each.id == root else each for each in topology.components)
+    spout = topology.components[0]
+    reads_directly = isinstance(spout.instance, PartitionedSpout) and len(topology.components) == 2
+    merging = [root, spout] if reads_directly else [root]
+    if all(each.parallelism == 1 for each in merging):
+        return None
+    components = (replace(each, parallelism=1) if each in merging else each for each in topology.components)
     merged = _laid_out(Graph(topology.id, tuple(components)), frozenset())
     return merged if merged.commits_in_one_step else None
 

@@ -374,13 +374,14 @@ class SparkExecutor:
     # --- phases -----------------------------------------------------------------------------------
 
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
-        start: list[Seed] = seeds(self._plan, job)
         even = is_even(self._plan, job.partition_records)
         if small:
-            reports, records = self._collapsed(job.header, Phase.PROCESSING, _CollapsedPhase(None, start, even))
+            topology = self._topology.for_batch(even, collapsed=True)
+            asked = _CollapsedPhase(None, seeds(topology.plan, job), even)
+            reports, records = self._collapsed(job.header, Phase.PROCESSING, asked)
             if reports is not None:
-                topology = self._topology.for_batch(even, collapsed=True)
                 return self._keep(job.header, _Result(None, records, 1), reports, topology)
+        start: list[Seed] = seeds(self._plan, job)
         with self._jobs_of(job.header, Phase.PROCESSING) as context:
             rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
             with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
