@@ -106,6 +106,6 @@ def run_attempt(made: Topology, txid: int, attempt_id: int, *, collapsed: bool) 
     header = AttemptHeader("layouts", txid=txid, attempt_id=attempt_id, epoch=1, plan_digest="digest", incarnation="")
     job = ProcessingJob(header, {each: planner.for_reading(each, meta) for each, meta in batch.items()})
     reports: list[TaskReport] = []
-    result = run_processing(laid_out, seeds(plan, job), reports.append)
+    result = run_processing(laid_out, seeds(laid_out.plan, job), reports.append)
     run_commit(laid_out, header, result, reports.append)
     assert [each.failure for each in reports if each.failure] == []
