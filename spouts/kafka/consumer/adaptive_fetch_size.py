@@ -11,7 +11,8 @@ fetches little. A long read, as of a backlog, needs larger fetches, and so does 
 than ``BUSY_BYTES_PER_S``. Then the statistics tell the rate of expansion, and so how much a fetch
 may have. When a fetch has become much larger, the next consumer fetches less, down to one batch of
 one partition, and holds less. So the memory does not grow with the number of such batches (ADR
-129).
+129). Seconds later, fetches are as large as the first one, so a producer of such batches slows down
+the other partitions only while he writes them.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ _SINGLE_BATCH = 64
 #: The limit to which patience grows from one silence to the next: librdkafka's own timeout of a
 #: request.
 _PATIENCE_MAX = 6
-#: After this time without silence or large batches, fetches may grow again. If the consumer was not
-#: busy in this time, they are small again.
+#: After this time without silence, fetches may grow again. If the consumer was not busy in this
+#: time, they are small again.
 _AGAIN_S = 60.0
+#: The same after a batch that became very large, if the consumer reports how large records become.
+_AGAIN_AFTER_LARGE_S = 2.0
 #: While the expansion is unknown, a consumer of at most this many partitions reports this often.
 _SOON_MS, _FEW_QUEUES = 100, 64
 #: librdkafka accepts two names for this setting.
@@ -65,7 +68,7 @@ class FetchPace:
         self._clock = clock
         self._bytes: float = FIRST_FETCH_BYTES  # of a fetch; inf: as the settings say
         self._usual_bytes = 0
-        self._slow_since: float | None = None  # the last silence or large batch; None: may grow
+        self._slow_until: float | None = None  # after a silence or a large batch; None: may grow
         self._latest = self._before = NOTHING  # the last report, and the last one that told enough
         self._before_at = 0.0
         self._reports = 0  # in this read
@@ -87,7 +90,7 @@ class FetchPace:
         self._usual_bytes = int(conf.get(_FETCH_BYTES_TOO, conf[_FETCH_BYTES]))
         ahead_kbytes = int(conf.get(_AHEAD_KBYTES, 0))
         self._is_reported = not is_silent(conf)
-        if self._slow_since is None and not self._is_reported:
+        if self._slow_until is None and not self._is_reported:
             self._bytes = math.inf
         share = FETCHED_BYTES // queues
         self._target = min(max(share, _FETCHED_MIN), _FETCHED_MAX)
@@ -108,7 +111,7 @@ class FetchPace:
 
     def report_every_ms(self, queues: int) -> int:
         """How often the consumer must report what it receives."""
-        is_first = math.isfinite(self._bytes) and self._slow_since is None
+        is_first = math.isfinite(self._bytes) and self._slow_until is None
         return _SOON_MS if is_first and queues <= _FEW_QUEUES else REPORT_EVERY_MS
 
     def has_seen(self, *, piece: int, ahead: int, received: Received = NOTHING) -> None:
@@ -117,9 +120,9 @@ class FetchPace:
         if self.is_stale:
             return
         if piece > LARGE_BYTES:
-            self._fetch_less(1)
+            self._fetch_less(1, self._again_after_large_s)
         elif ahead > self._ahead_max + EXPANDED_BYTES:
-            self._fetch_less(self._fetched * self._target / (ahead - self._ahead_max))
+            self._fetch_less(self._fetched * self._target / (ahead - self._ahead_max), self._again_after_large_s)
         elif received != self._latest:
             self._latest = received
             self._reports += 1
@@ -138,8 +141,8 @@ class FetchPace:
         # the bytes of a fetch may have been reported before its records
         wanted = self._target * max(size, self._fetched) / became
         if self._fetched > wanted * _TOLERANCE:
-            self._fetch_less(wanted)
-        elif is_busy and self._slow_since is None:
+            self._fetch_less(wanted, _AGAIN_S)
+        elif is_busy and self._slow_until is None:
             wanted = self._target * size / became
             if wanted >= self._fetched * _TOLERANCE:
                 self._fetch_more(wanted)
@@ -148,21 +151,21 @@ class FetchPace:
         """Note that a read has failed because a partition was silent."""
         self._bytes = _or_single(self._fetched / _SMALLER)
         self.patience = min(self.patience * 2, _PATIENCE_MAX)
-        self._slow_since = self._clock()
+        self._slow_until = self._clock() + _AGAIN_S
         self.is_stale = True
 
     def was_throttled(self) -> None:
         """Note that a read was ended while a quota throttled it. A broker returns nothing of a
         fetch that exceeds the quota, so the next consumer requests less."""
         self._bytes = min(self._bytes, _or_single(self._usual_bytes / _SMALLER))
-        self._slow_since = self._clock()
+        self._slow_until = self._clock() + _AGAIN_S
         self.is_stale = True
 
     def went_well(self) -> None:
         """Note that a read is complete."""
         self._reports = 0
-        if self._slow_since is not None and self._clock() - self._slow_since > _AGAIN_S:
-            self._slow_since = None
+        if self._slow_until is not None and self._clock() > self._slow_until:
+            self._slow_until = None
             self.patience = 1
             self._fetch_more(FIRST_FETCH_BYTES if self._is_reported else math.inf)
         elif self._bytes > FIRST_FETCH_BYTES and self._is_reported and self._clock() - self._busy_at > _AGAIN_S:
@@ -173,8 +176,12 @@ class FetchPace:
     def _fetched(self) -> float:
         return min(self._bytes, self._usual_bytes)
 
-    def _fetch_less(self, size: float) -> None:
-        self._slow_since = self._clock()
+    @property
+    def _again_after_large_s(self) -> float:
+        return _AGAIN_AFTER_LARGE_S if self._is_reported else _AGAIN_S
+
+    def _fetch_less(self, size: float, again_s: float) -> None:
+        self._slow_until = max(self._slow_until or 0.0, self._clock() + again_s)
         self.patience = _PATIENCE_MAX
         if not self.is_narrow:  # otherwise no fetch can be smaller
             self._bytes = _or_single(min(size, self._fetched / 2))
