@@ -39,13 +39,6 @@ _REFERENCES = """
 SELECT conname, conrelid::regclass::text FROM pg_constraint WHERE confrelid = to_regclass(%s) AND contype = 'f'
     AND conrelid <> confrelid ORDER BY conname
 """
-#: A row if the user owns a table, and no index begins with this column. Parameters: column, table.
-_LACKS_INDEX = """
-SELECT 1 FROM pg_class AS held WHERE pg_has_role(relowner, 'USAGE') AND NOT EXISTS (
-    SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0]
-    WHERE indrelid = held.oid AND attname = %s
-) AND oid = to_regclass(%s)
-"""
 #: The columns of two tables: whether the table is the second, the name, the type without digits or
 #: length, and whether an assignment rounds to the digits of the column. Parameters: table, tables.
 _KINDS = """
@@ -291,7 +284,7 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             super()._keep_before(connection, staged, copied, txid)
             return
         before = self._at(f"{self._table}_before")
-        unless = f"NOT EXISTS (SELECT 1 FROM {before} WHERE {self._same(before, staged)})"
+        unless = f"NOT EXISTS (SELECT 1 FROM {before} WHERE {TXID} = {txid:d} AND {self._same(before, staged)})"
         self._run(connection, self._keeping(staged, copied, txid, unless))
 
     def _tells_keys_apart(self, connection: Any) -> bool:
@@ -302,13 +295,6 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]
-
-    def _index_before(self, connection: Any) -> None:
-        """Every transaction deletes all rows, and the table keeps their space until it is vacuumed:
-        without an index, the next transaction would read through it."""
-        before = f"{self._table}_before"
-        if connection.execute(_LACKS_INDEX, (TXID, qualified(self._home, before))).fetchone() is not None:
-            self._run(connection, f"CREATE INDEX ON {self._at(before)} ({TXID})")
 
     def _triggers(self, connection: Any) -> list[str]:
         return [name for (name,) in connection.execute(_TRIGGERS, (qualified(self._home, self._table),))]

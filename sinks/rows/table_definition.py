@@ -119,10 +119,6 @@ class TableDefinition(SqlTableBase, Table):
     def _stamp_index(self, connection: Any) -> list[str]:
         """The statements that create a cheap index of the stamp column, if there is none."""
 
-    def _index_before(self, connection: Any) -> None:
-        """Create an index of the txid of ``<table>_before``, where the database finds the rows of
-        the last transaction faster with one."""
-
     @contextmanager
     def _altering(self) -> Iterator[Any]:
         """A connection that may create and alter tables."""
@@ -489,12 +485,11 @@ class TableDefinition(SqlTableBase, Table):
             self._run(
                 connection,
                 f"CREATE TABLE {self._at(before)} ({kinds}, {TXID} {integer} NOT NULL, {EXISTED} {integer} NOT NULL, "
-                f"PRIMARY KEY ({self._list(changes.key)})){self.side_table_options}",
+                f"PRIMARY KEY ({TXID}, {self._list(changes.key)})){self.side_table_options}",
             )
         else:
             for each in self._additions(before, {each.name: each.kind for each in columns if each.name not in found}):
                 self._run(connection, each)
-        self._index_before(connection)
         if changes.sequence is not None or self._lacks_positions(connection):
             kinds_of = {each.name: each.kind for each in columns} | self._missing_kinds(columns) | {POSITION: integer}
             names = (*changes.key, changes.sequence or POSITION)
@@ -532,7 +527,8 @@ class TableDefinition(SqlTableBase, Table):
         held = {each.name: _kind(each) for each in self._held_columns(connection, before)}
         shared = [each for each in columns if each.name in held]
         other = [each for each in shared if held[each.name] != _kind(each)]
-        same_key = not held or self._unique(connection, before, key)
+        # an older table beside it has its key without the txid, which is right, too
+        same_key = not held or any(self._unique(connection, before, each) for each in ((TXID, *key), key))
         if same_key and not other:
             return set(held)
         if txid is not None:
