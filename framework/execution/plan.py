@@ -38,7 +38,7 @@ import cloudpickle
 import pyarrow as pa
 
 from framework.errors import TopologyError
-from framework.topology.bolts import Bolt, Committer, DataFrameBolt, Input
+from framework.topology.bolts import ArrowBolt, Bolt, Committer, DataFrameBolt, Input
 from framework.topology.fields import Fields
 from framework.topology.graph import AnySpout, Component, Graph, Subscription, edge_label, stream_label, upstream_of
 from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
@@ -278,21 +278,31 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
 
 def _in_one_step(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
     """Return the layout in which the only committer has one task, if that task can commit in one
-    step. If the committer reads a spout of partitions directly, the same task reads all
-    partitions."""
+    step. If nothing needs several tasks above the committer either, the same task reads all
+    partitions and does the rest."""
     if len(plan.commit_roots) != 1:
         return None
     root = topology[plan.commit_roots[0]]
-    if root.parallelism > 1 and any(type(sub.grouping) not in _SHARING for sub in root.subscriptions):
+    if not _may_merge(root):
         return None
-    spout = topology.components[0]
-    reads_directly = isinstance(spout.instance, PartitionedSpout) and len(topology.components) == 2
-    merging = [root, spout] if reads_directly else [root]
+    others = [each for each in topology.components if each is not root]
+    whole = all(_only_shares_work(each) and _may_merge(each) for each in others)
+    merging = [root, *others] if whole else [root]
     if all(each.parallelism == 1 for each in merging):
         return None
     components = (replace(each, parallelism=1) if each in merging else each for each in topology.components)
     merged = _laid_out(Graph(topology.id, tuple(components)), frozenset())
     return merged if merged.commits_in_one_step else None
+
+
+def _may_merge(component: Component) -> bool:
+    """Whether the rows of one task can be those of all tasks of a component."""
+    return component.parallelism == 1 or all(type(sub.grouping) in _SHARING for sub in component.subscriptions)
+
+
+def _only_shares_work(component: Component) -> bool:
+    bolt = component.instance
+    return isinstance(bolt, PartitionedSpout) or (isinstance(bolt, ArrowBolt) and bolt.rows_are_independent)
 
 
 def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:

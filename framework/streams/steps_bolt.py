@@ -80,6 +80,10 @@ class StepsBolt(ArrowBolt):
         return not any(isinstance(step, PartitionMap) for step in self._root.steps())
 
     @property
+    def rows_are_independent(self) -> bool:  # type: ignore[override]
+        return self.takes_batches_whole
+
+    @property
     def looks_up(self) -> bool:
         """Whether answers of a ``lookup`` that may change are in the rows."""
         return any(isinstance(step, Lookup) and not step.deterministic for step in self._root.steps())

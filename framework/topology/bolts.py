@@ -449,6 +449,9 @@ class ArrowBolt(Bolt):
     #: True promises that ``execute_arrow`` keeps no row of a batch for which it raises
     #: ``BadRecordError``, and emits only record batches. Then it may get parts of such a batch.
     takes_batches_whole: bool = False
+    #: True promises that the bolt treats each row by itself, so that its tasks only share the work.
+    #: Then one task may do all of it in a small batch.
+    rows_are_independent: bool = False
 
     @abstractmethod
     def execute_arrow(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch] | None:

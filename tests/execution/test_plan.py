@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
+from framework import ArrowBolt, BaseBasicBolt, Bolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.execution import Phase, plan_execution
 from framework.execution.ports import GENERAL_PARTITION, is_even
 from framework.topology import Topology, TransactionalSpout
@@ -189,6 +190,42 @@ def test_the_tasks_of_a_committer_are_one_in_a_batch_that_one_task_runs(shape: d
         assert collapsed.commits_in_one_step is merged
         assert collapsed.components["counts"].parallelism == (1 if merged else 3)
     assert plan.for_batch(True).components["counts"].parallelism == 3
+
+
+class Marked(ArrowBolt):
+    rows_are_independent = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        return [batch]
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(Fields(word=str))
+
+
+@pytest.mark.parametrize(
+    ("between", "tasks"),
+    [
+        ([], {"spout": 1, "counts": 1}),
+        ([Marked], {"spout": 1, "0": 1, "counts": 1}),
+        ([Marked, Marked], {"spout": 1, "0": 1, "1": 1, "counts": 1}),
+        ([Marked, Relay], {"spout": 2, "0": 3, "1": 3, "counts": 1}),
+    ],
+)
+def test_one_task_does_all_of_a_small_batch_where_the_tasks_only_share_the_work(
+    between: list[type[Bolt]], tasks: dict[str, int]
+) -> None:
+    spout = MemoryTransactionalSpout({0: [], 1: []}, Fields(word=str), 1)
+    builder, above = TransactionalTopologyBuilder("t", "spout", spout, 2), "spout"
+    for number, kind in enumerate(between):
+        builder.set_bolt(str(number), kind(), 3).shuffle_grouping(above)
+        above = str(number)
+    counts = StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})
+    builder.set_bolt("counts", counts, 3).fields_grouping(above, Fields("word"))
+    plan = plan_execution(builder.build())
+    collapsed = plan.for_batch(even=False, collapsed=True)
+    assert {name: each.parallelism for name, each in collapsed.components.items()} == tasks
+    assert len(collapsed.processing) == (1 if tasks["spout"] == 1 else 4)
+    assert plan.for_batch(even=True).components["counts"].parallelism == 3
 
 
 def committing(shape: dict[str, Any]) -> Topology:
