@@ -143,7 +143,7 @@ def _is_small_without_doubles(rows: pa.Table, changes: Changes) -> bool:
     columns = [rows.column(name) for name in changes.key]
     if rows.num_rows > _SMALL_ROWS or any(pa.types.is_floating(each.type) for each in columns):
         return False
-    return len(set(zip(*(each.to_pylist() for each in columns), strict=True))) == rows.num_rows
+    return bool(len(set(zip(*(each.to_pylist() for each in columns), strict=True))) == rows.num_rows)
 
 
 def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, Truths]:
