@@ -159,10 +159,6 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
         before = self._at(f"{self._table}_before")
         self._run(connection, f"ALTER TABLE {before} MODIFY {self._q(column.name)} {column.kind}")
 
-    def _key_before(self, key: Sequence[str]) -> Sequence[str]:
-        """Without the txid: a key of the table may be as long as an index allows."""
-        return key
-
     def _stamp_index(self, connection: Any) -> list[str]:
         indexes: dict[str, str] = {}
         for index, name, _, _ in connection.execute(_INDEXES, (self._table,)).fetchall():

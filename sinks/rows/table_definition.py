@@ -120,9 +120,9 @@ class TableDefinition(SqlTableBase, Table):
         """The statements that create a cheap index of the stamp column, if there is none."""
 
     def _key_before(self, key: Sequence[str]) -> Sequence[str]:
-        """The columns of the primary key of ``<table>_before``. It begins with the txid where the
-        database finds the rows of the last transaction faster with that."""
-        return (TXID, *key)
+        """The columns of the primary key of ``<table>_before``. They begin with the txid where the
+        database needs an index to find the rows of the last transaction."""
+        return key
 
     @contextmanager
     def _altering(self) -> Iterator[Any]:
