@@ -149,7 +149,8 @@ def _is_small_without_doubles(rows: pa.Table, changes: Changes) -> bool:
     columns = [rows.column(name) for name in changes.key]
     if rows.num_rows > _SMALL_ROWS or not all(any(is_a(each.type) for is_a in _AS_IN_PYTHON) for each in columns):
         return False
-    return len(set(zip(*(each.to_pylist() for each in columns), strict=True))) == rows.num_rows
+    different = set(zip(*(each.to_pylist() for each in columns), strict=True))
+    return len(different) == int(rows.num_rows)
 
 
 def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, Truths]:

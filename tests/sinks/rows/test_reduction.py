@@ -112,7 +112,9 @@ def test_thousands_of_changes_that_leave_out_values_are_few_rounds() -> None:
     assert len(reduced(rows, Changes(("id",), "lsn"))) <= len(COLUMNS) + 1
 
 
-@pytest.mark.parametrize("kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("s"), pa.date32()], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("s"), pa.date32()], ids=str
+)
 def test_keys_outside_of_the_years_of_python_are_told_apart(kind: pa.DataType) -> None:
     """PostgreSQL's infinities arrive as such moments."""
     width = kind.bit_width
