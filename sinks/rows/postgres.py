@@ -180,8 +180,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         )
         return staged
 
-    def _ask_early(self, connection: Any) -> None:
+    def _ask_early(self, connection: Any, lock: str) -> None:
         if isinstance(connection, StatementGroup) and self._changes is not None:
+            connection.send_early(self._headers.select() + lock, (self._table,))
             connection.send_early(_KINDS, self._kinds_of())
 
     def _check_immediately(self, connection: Any) -> None:
@@ -295,6 +296,11 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]
+
+    def _key_before(self, key: Sequence[str]) -> Sequence[str]:
+        """Every transaction deletes all rows, and the table keeps their space until it is vacuumed:
+        without an index of the txid, the next transaction would read through it."""
+        return (TXID, *key)
 
     def _triggers(self, connection: Any) -> list[str]:
         return [name for (name,) in connection.execute(_TRIGGERS, (qualified(self._home, self._table),))]

@@ -35,6 +35,11 @@ UNCHANGED = "_ratchet_unchanged"
 #: The unknown position of a deletion, or of another change.
 _UNKNOWN, _ABOVE_ALL = -1, 2**63 - 1
 _SMALL_ROWS = 200
+#: The types whose values are the same values, and equal ones, in Arrow and in Python.
+_AS_IN_PYTHON = (
+    *(pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary),
+    *(pa.types.is_large_binary, pa.types.is_boolean, pa.types.is_decimal),
+)
 
 
 def rounds_of(rows: RowBuffer, changes: Changes) -> Iterable[pa.Table]:
@@ -139,11 +144,13 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
 
 def _is_small_without_doubles(rows: pa.Table, changes: Changes) -> bool:
     """Whether a small batch has each key once. Python tells the keys of a small batch apart in less
-    time than Arrow needs to begin. False if keys have floats, because a NaN differs from itself."""
+    time than Arrow needs to begin. False if keys have a type with values that Python does not have,
+    such as dates after the year 9999, or does not compare as Arrow does, such as NaN."""
     columns = [rows.column(name) for name in changes.key]
-    if rows.num_rows > _SMALL_ROWS or any(pa.types.is_floating(each.type) for each in columns):
+    if rows.num_rows > _SMALL_ROWS or not all(any(is_a(each.type) for is_a in _AS_IN_PYTHON) for each in columns):
         return False
-    return bool(len(set(zip(*(each.to_pylist() for each in columns), strict=True))) == rows.num_rows)
+    different = set(zip(*(each.to_pylist() for each in columns), strict=True))
+    return len(different) == int(rows.num_rows)
 
 
 def _unchanged(rows: pa.Table, deleted: Truths, changes: Changes) -> dict[int, Truths]:

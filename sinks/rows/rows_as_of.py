@@ -65,7 +65,7 @@ class RowSnapshot:
             yield from self._streamed(table._table, names)
             return
         before, own = table._at(f"{table._table}_before"), table._at(table._table)
-        same = table._same(before, own)
+        same = f"{before}.{TXID} = {self._opened:d} AND {table._same(before, own)}"
         yield from self._streamed(table._table, names, f" WHERE NOT EXISTS (SELECT 1 FROM {before} WHERE {same})")
         yield from self._streamed(f"{table._table}_before", names, f" WHERE {EXISTED} = 1")
 

@@ -119,6 +119,11 @@ class TableDefinition(SqlTableBase, Table):
     def _stamp_index(self, connection: Any) -> list[str]:
         """The statements that create a cheap index of the stamp column, if there is none."""
 
+    def _key_before(self, key: Sequence[str]) -> Sequence[str]:
+        """The columns of the primary key of ``<table>_before``. They begin with the txid where the
+        database needs an index to find the rows of the last transaction."""
+        return key
+
     @contextmanager
     def _altering(self) -> Iterator[Any]:
         """A connection that may create and alter tables."""
@@ -485,7 +490,7 @@ class TableDefinition(SqlTableBase, Table):
             self._run(
                 connection,
                 f"CREATE TABLE {self._at(before)} ({kinds}, {TXID} {integer} NOT NULL, {EXISTED} {integer} NOT NULL, "
-                f"PRIMARY KEY ({TXID}, {self._list(changes.key)})){self.side_table_options}",
+                f"PRIMARY KEY ({self._list(self._key_before(changes.key))})){self.side_table_options}",
             )
         else:
             for each in self._additions(before, {each.name: each.kind for each in columns if each.name not in found}):

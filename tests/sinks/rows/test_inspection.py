@@ -6,6 +6,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from framework.inspect.verify import VerifyReport, verify
 from framework.transactions import MemoryStore
 from framework.transactions.undo import undo
 from sinks import AppendCommitter, UpsertCommitter
+from sinks.rows.transactional_table import RowTable
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
@@ -260,3 +262,22 @@ def test_find_poison_names_the_record_that_a_table_cannot_take(database: Databas
     assert found is not None and [row["name"] for row in found.rows] == ["no key"]
     assert "key field 'id' is null" in str(found.failure)
     assert len(database.rows("log")) == 8  # of the two transactions before
+
+
+def test_rows_as_of_the_previous_transaction_are_found_by_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise SQLite reads all rows from before for each row of the table."""
+    landed = Landed(SqliteDatabase(tmp_path / "rows.db"), RECORDS).run()
+    plans: list[str] = []
+    streamed = RowTable.streamed
+
+    def explained(table: RowTable, connection: Any, query: str) -> Any:
+        plans.extend(str(row[-1]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
+        return streamed(table, connection, query)
+
+    monkeypatch.setattr(RowTable, "streamed", explained)
+    with read(landed.topology, states=["people"], as_of=4) as before:
+        assert before["people"].row_count == 3
+    beside = [each for each in plans if "people_before" in each]
+    assert any(each.startswith("SEARCH people_before") for each in beside), plans

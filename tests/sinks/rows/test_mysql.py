@@ -42,6 +42,23 @@ def test_a_row_with_the_unique_value_of_another_row_is_refused_and_changes_neith
     assert database.rows() == [(1, "a", 1, 1), (2, "b", 2, 1)]
 
 
+def test_the_longest_key_of_an_index_is_the_key_of_rows_from_before(database: MySqlDatabase) -> None:
+    kind = "varchar(768) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+    database.run(f"CREATE TABLE events (id {kind} NOT NULL PRIMARY KEY, n bigint)")
+    writer = UpsertCommitter(database.table(stamp=None), ["id"])
+    writer.bind("rows", [Input("spout", "default", Fields(id=str, n=int), ShuffleGrouping())], 1)
+    writer.table.prepare("topology")
+    for txid in (1, 2):
+        header = opened(writer.table, txid, 1)
+        writer.prepare({}, None, None, granted(header))  # type: ignore[arg-type]
+        writer.execute_arrow(pa.record_batch({"id": ["ä" * 768], "n": [txid]}, schema=writer.table.schema))
+        writer.finish_batch()
+        if txid == 1:
+            writer.table.raise_header(header, header.finished(1))
+    assert writer.table.roll_back(header) >= 1
+    assert database.rows() == [("ä" * 768, 1)]
+
+
 def test_a_key_whose_collation_takes_texts_for_one_is_refused_with_the_statement_that_changes_it(
     database: MySqlDatabase,
 ) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import threading
 import uuid
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
 import sinks.rows.postgres as module
 from framework import Fields
 from framework.errors import BadRecordError, ConfigError
-from framework.topology import Input
+from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import ShuffleGrouping
 from sinks import UpsertCommitter
 from sinks.rows.transactional_table import RowTable
 from tests.kit.file_tables import granted, opened
 from tests.kit.row_tables import PostgresDatabase
+from tests.kit.waiting import wait_for
 
 pytestmark = pytest.mark.rule("C41")
 SMALL, LARGE = 1_000, 0
@@ -218,3 +221,32 @@ def test_a_table_of_rows_from_before_whose_key_lacks_the_txid_is_kept(database: 
     header = writer.begin(2, {"id": 1, "n": 2}, {"id": 2, "gone": True}, {"id": 3, "n": 2})
     assert writer.table.roll_back(header) == 3
     assert database.rows(columns="id, n") == [(1, 1), (2, 1)]
+
+
+def test_a_column_that_is_added_while_a_writer_waits_for_the_header_is_put_back(database: PostgresDatabase) -> None:
+    """As by a driver that prepares the table again."""
+    fields = Fields.of({"id": pa.int64(), "n": pa.int64(), "gone": pa.bool_()})
+    writer = Writer(database.table(), fields, ["id"], columns=["id", "n"])
+    writer.commit(1, {"id": 1, "n": 1})
+    header = writer.table.read_header()
+    fence = CommitFence("topology", header.epoch, "digest", "bolt:0", opens_from=header)
+    attempt = TransactionAttempt(2, 1, fence)
+
+    def write() -> None:
+        writer.committer.prepare({}, None, None, attempt)  # type: ignore[arg-type]
+        row = {"id": 1, "n": 2, "gone": False}
+        writer.committer.execute_arrow(pa.RecordBatch.from_pylist([row], schema=fields.schema()))
+        writer.committer.finish_batch()
+
+    task = threading.Thread(target=write)
+    with psycopg.connect(database.dsn, options=f"-c search_path={database.schema}") as rival:
+        rival.execute("SELECT * FROM _ratchet_headers FOR UPDATE")
+        task.start()
+        holds_up = f"SELECT 1 FROM pg_stat_activity WHERE {rival.info.backend_pid} = ANY(pg_blocking_pids(pid))"
+        wait_for(lambda: database.run(holds_up), 60)
+        rival.execute("ALTER TABLE events ADD COLUMN more text DEFAULT 'kept'")
+        rival.execute("ALTER TABLE events_before ADD COLUMN more text")
+    task.join()
+    assert database.rows(columns="id, n, more") == [(1, 2, "kept")]
+    assert writer.table.roll_back(writer.table.read_header()) == 1
+    assert database.rows(columns="id, n, more") == [(1, 1, "kept")]

@@ -110,3 +110,17 @@ def test_thousands_of_changes_that_leave_out_values_are_few_rounds() -> None:
     changes = [change(lsn, "a", left_out=["n"]) for lsn in range(1, 3_000)]
     rows = pa.Table.from_pylist([change(0, "a", 1), *changes], ROWS)
     assert len(reduced(rows, Changes(("id",), "lsn"))) <= len(COLUMNS) + 1
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("s"), pa.date32()], ids=str
+)
+def test_keys_outside_of_the_years_of_python_are_told_apart(kind: pa.DataType) -> None:
+    """PostgreSQL's infinities arrive as such moments."""
+    width = kind.bit_width
+    numbers = [2 ** (width - 1) - 1, 5, -(2 ** (width - 1))]
+    ids = pa.array([*numbers, 5], pa.int32() if width == 32 else pa.int64()).view(kind)
+    for count in (3, 4):
+        rows = pa.table({"id": ids[:count], DELETED: [False] * count})
+        (found,) = reduced(rows, Changes(("id",)))
+        assert found.column("id").combine_chunks().equals(ids[:3])
