@@ -108,6 +108,8 @@ class TaskComponent:
     direct_streams: frozenset[str] = frozenset()
     #: The inputs whose rows fall due by time: of these, only refused rows are left out (ADR 126).
     due_inputs: frozenset[tuple[str, str]] = frozenset()
+    #: Of a spout: the number of tasks for which its only task reads, one after the other.
+    merged_tasks: int = 1
 
     @property
     def leaves_out_rows(self) -> bool:
@@ -279,19 +281,23 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
 def _in_one_step(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
     """Return the layout in which the only committer has one task, if that task can commit in one
     step. If nothing needs several tasks above the committer either, the same task reads all
-    partitions and does the rest."""
+    partitions and does the rest, with the rows in the same order as in the other layouts."""
     if len(plan.commit_roots) != 1:
         return None
     root = topology[plan.commit_roots[0]]
     if not _may_merge(root):
         return None
     others = [each for each in topology.components if each is not root]
-    whole = all(_only_shares_work(each) and _may_merge(each) for each in others)
+    # partial results of other tasks would be other ones, and sums of floats depend on them
+    whole = not _has_combiner(root) and all(_only_shares_work(topology, each) for each in others)
     merging = [root, *others] if whole else [root]
     if all(each.parallelism == 1 for each in merging):
         return None
     components = (replace(each, parallelism=1) if each in merging else each for each in topology.components)
     merged = _laid_out(Graph(topology.id, tuple(components)), frozenset())
+    if whole:
+        spout = replace(merged.components[merged.spout_id], merged_tasks=topology.components[0].parallelism)
+        merged = replace(merged, components={**merged.components, spout.id: spout})
     return merged if merged.commits_in_one_step else None
 
 
@@ -300,9 +306,20 @@ def _may_merge(component: Component) -> bool:
     return component.parallelism == 1 or all(type(sub.grouping) in _SHARING for sub in component.subscriptions)
 
 
-def _only_shares_work(component: Component) -> bool:
+def _has_combiner(component: Component) -> bool:
+    return not isinstance(component.instance, Bolt) or component.instance.combiner() is not None
+
+
+def _only_shares_work(topology: Graph, component: Component) -> bool:
+    """Whether one task can do the work of all, with the rows in the same order."""
     bolt = component.instance
-    return isinstance(bolt, PartitionedSpout) or (isinstance(bolt, ArrowBolt) and bolt.rows_are_independent)
+    if isinstance(bolt, PartitionedSpout):
+        return True
+    local = all(
+        sub.grouping.keeps_rows_local and topology[sub.component_id].parallelism == component.parallelism
+        for sub in component.subscriptions
+    )
+    return local and isinstance(bolt, ArrowBolt) and bolt.rows_are_independent
 
 
 def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:

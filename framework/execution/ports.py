@@ -146,18 +146,22 @@ class BatchExecutor(Protocol):
 
 def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
     """Make one seed per spout task: partition ``i`` of the source, in sorted order, goes to task
-    ``i mod parallelism``. A partition that is known to contribute nothing is left out. The metadata
+    ``i mod parallelism``; one task that stands for several reads their partitions in the order of
+    these tasks. A partition that is known to contribute nothing is left out. The metadata
     of a general spout goes to every task (Storm's all grouping of its batch stream)."""
     spout = plan.components[plan.spout_id]
     if isinstance(spout.template, TransactionalSpout):
         return [Seed(job.header, job.ranges, job.committed_txid)] * spout.parallelism
+    shares = _dealt(job.ranges, spout.parallelism * spout.merged_tasks)
+    if spout.merged_tasks > 1:
+        shares = [[partition for its in shares for partition in its]]
     return [
         Seed(
             job.header,
             {partition: job.ranges[partition] for partition in its if job.partition_records.get(partition) != 0},
             job.committed_txid,
         )
-        for its in _dealt(job.ranges, spout.parallelism)
+        for its in shares
     ]
 
 

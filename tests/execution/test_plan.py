@@ -1,5 +1,6 @@
 """How a topology is laid out: phases, segments, levels."""
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -7,10 +8,11 @@ import pytest
 
 from framework import ArrowBolt, BaseBasicBolt, Bolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.execution import Phase, plan_execution
-from framework.execution.ports import GENERAL_PARTITION, is_even
+from framework.execution.messages import AttemptHeader
+from framework.execution.ports import GENERAL_PARTITION, ProcessingJob, is_even, seeds
 from framework.topology import Topology, TransactionalSpout
-from framework.topology.groupings import FieldsGrouping
-from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
+from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
+from sinks import Count, MemoryBackend, OpaqueMapState, SqliteTable, StateCommitter, UpsertCommitter
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay
 
@@ -205,27 +207,46 @@ class Marked(ArrowBolt):
 @pytest.mark.parametrize(
     ("between", "tasks"),
     [
-        ([], {"spout": 1, "counts": 1}),
-        ([Marked], {"spout": 1, "0": 1, "counts": 1}),
-        ([Marked, Marked], {"spout": 1, "0": 1, "1": 1, "counts": 1}),
-        ([Marked, Relay], {"spout": 2, "0": 3, "1": 3, "counts": 1}),
+        ([], {"spout": 1, "rows": 1}),
+        ([Marked], {"spout": 1, "0": 1, "rows": 1}),
+        ([Marked, Marked], {"spout": 1, "0": 1, "1": 1, "rows": 1}),
+        ([Marked, Relay], {"spout": 2, "0": 2, "1": 2, "rows": 1}),
     ],
 )
 def test_one_task_does_all_of_a_small_batch_where_the_tasks_only_share_the_work(
-    between: list[type[Bolt]], tasks: dict[str, int]
+    between: list[type[Bolt]], tasks: dict[str, int], tmp_path: Path
 ) -> None:
+    plan = plan_execution(upserting(tmp_path, between, LocalOrShuffleGrouping()))
+    collapsed = plan.for_batch(even=False, collapsed=True)
+    assert {name: each.parallelism for name, each in collapsed.components.items()} == tasks
+    assert len(collapsed.processing) == (1 if tasks["spout"] == 1 else 2)
+    assert plan.for_batch(even=True).components["rows"].parallelism == 3
+    job = ProcessingJob(
+        AttemptHeader("t", txid=1, attempt_id=1, epoch=1, plan_digest=""), {f"{n}": {} for n in range(5)}
+    )
+    apart, together = seeds(plan, job), seeds(collapsed, job)
+    order = ["0", "2", "4", "1", "3"]  # of rows that come together in a task, whatever the layout
+    assert [each for seed in apart for each in seed.ranges] == order
+    assert [each for seed in together for each in seed.ranges] == order
+
+
+def test_tasks_are_not_merged_where_the_order_of_rows_or_partial_results_would_be_other_ones(tmp_path: Path) -> None:
+    shuffled = plan_execution(upserting(tmp_path, [Marked], ShuffleGrouping()))
+    folded = plan_execution(committing({"tasks": 3}))
+    for plan, tasks in ((shuffled, 2), (folded, 1)):
+        assert plan.for_batch(even=False, collapsed=True).components["spout"].parallelism == tasks
+        assert plan.for_batch(even=False, collapsed=True).components["spout"].merged_tasks == 1
+
+
+def upserting(folder: Path, between: list[type[Bolt]], grouping: Grouping) -> Topology:
     spout = MemoryTransactionalSpout({0: [], 1: []}, Fields(word=str), 1)
     builder, above = TransactionalTopologyBuilder("t", "spout", spout, 2), "spout"
     for number, kind in enumerate(between):
-        builder.set_bolt(str(number), kind(), 3).shuffle_grouping(above)
+        builder.set_bolt(str(number), kind(), 2).grouping(above, grouping)
         above = str(number)
-    counts = StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})
-    builder.set_bolt("counts", counts, 3).fields_grouping(above, Fields("word"))
-    plan = plan_execution(builder.build())
-    collapsed = plan.for_batch(even=False, collapsed=True)
-    assert {name: each.parallelism for name, each in collapsed.components.items()} == tasks
-    assert len(collapsed.processing) == (1 if tasks["spout"] == 1 else 4)
-    assert plan.for_batch(even=True).components["counts"].parallelism == 3
+    rows = UpsertCommitter(SqliteTable(folder / "t.db", "words"), ["word"])
+    builder.set_bolt("rows", rows, 3).fields_grouping(above, Fields("word"))
+    return builder.build()
 
 
 def committing(shape: dict[str, Any]) -> Topology:
