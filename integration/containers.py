@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 from testcontainers.core.container import DockerContainer
 
 _ENVIRONMENT = {"PATH": PATH, "LANG": "C.UTF-8"}
+#: A part of the engine's answer when processes did not stop in time, and how often to try again.
+_NOT_FROZEN, _FREEZE_TRIES, _FREEZE_AGAIN_S = "unable to freeze", 20, 0.2
 
 
 class ContainerHost(Host):
@@ -148,7 +151,15 @@ class _Container(Running):
             self._container.remove(force=True, v=True)
 
     def pause(self) -> None:
-        self._container.pause()
+        """The runtime sometimes cannot freeze processes that are busy; then try again."""
+        for left in reversed(range(_FREEZE_TRIES)):
+            try:
+                self._container.pause()
+                return
+            except APIError as error:
+                if _NOT_FROZEN not in str(error) or not left:
+                    raise
+                time.sleep(_FREEZE_AGAIN_S)
 
     def resume(self) -> None:
         self._container.unpause()

@@ -4,6 +4,7 @@ and a paused server answers later.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -109,6 +110,23 @@ def test_a_paused_server_answers_once_it_goes_on(server: Server) -> None:
     server.resume()
     assert done.wait(PATIENCE_S)
     assert values(server) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("answers", "paused"), [(["unable to freeze"] * 3, True), (["no such container"], False)])
+def test_a_container_that_cannot_be_frozen_at_once_is_paused_by_another_try(answers: list[str], paused: bool) -> None:
+    from docker.errors import APIError
+
+    from integration.containers import _Container
+
+    class Engine:
+        def pause(self) -> None:
+            if answers:
+                raise APIError(f"Cannot pause container: {answers.pop()}")
+
+    container = object.__new__(_Container)
+    container._container = Engine()
+    with contextlib.nullcontext() if paused else pytest.raises(APIError):
+        container.pause()
 
 
 @pytest.mark.integration
