@@ -112,8 +112,8 @@ def test_a_paused_server_answers_once_it_goes_on(server: Server) -> None:
     assert values(server) == ["a", "b"]
 
 
-@pytest.mark.parametrize(("answers", "paused"), [(["unable to freeze"] * 3, True), (["no such container"], False)])
-def test_a_container_that_cannot_be_frozen_at_once_is_paused_by_another_try(answers: list[str], paused: bool) -> None:
+@pytest.mark.parametrize(("answers", "succeeds"), [(["unable to freeze"] * 3, True), (["no such container"], False)])
+def test_a_container_that_cannot_be_frozen_at_once_is_asked_again(answers: list[str], succeeds: bool) -> None:
     from docker.errors import APIError
 
     from integration.containers import _Container
@@ -125,7 +125,7 @@ def test_a_container_that_cannot_be_frozen_at_once_is_paused_by_another_try(answ
 
     container = object.__new__(_Container)
     container._container = Engine()
-    with contextlib.nullcontext() if paused else pytest.raises(APIError):
+    with contextlib.nullcontext() if succeeds else pytest.raises(APIError):
         container.pause()
 
 
