@@ -274,22 +274,24 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
     return replace(
         plan,
         uneven=None if plan.processing == uneven.processing else uneven,
-        collapsed=_in_one_step(topology, plan),
+        collapsed=_in_one_step(topology, uneven),
     )
 
 
-def _in_one_step(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
+def _in_one_step(topology: Graph, uneven: ExecutionPlan) -> ExecutionPlan | None:
     """Return the layout in which the only committer has one task, if that task can commit in one
     step. If nothing needs several tasks above the committer either, the same task reads all
-    partitions and does the rest, with the rows in the same order as in the other layouts."""
-    if len(plan.commit_roots) != 1:
+    partitions and does the rest, with the rows in the same order as in the other layouts.
+    ``uneven``: the layout in which the fewest rows stay in their task."""
+    if len(uneven.commit_roots) != 1:
         return None
-    root = topology[plan.commit_roots[0]]
-    if not _may_merge(root):
+    root = topology[uneven.commit_roots[0]]
+    if root.parallelism > 1 and any(type(sub.grouping) not in _SHARING for sub in root.subscriptions):
         return None
     others = [each for each in topology.components if each is not root]
     # partial results of other tasks would be other ones, and sums of floats depend on them
-    whole = not _has_combiner(root) and all(_only_shares_work(topology, each) for each in others)
+    whole = not _has_combiner(root) and all(map(_only_shares_work, others))
+    whole = whole and all(edge.fused for edge in uneven.edges if edge.target != root.id)
     merging = [root, *others] if whole else [root]
     if all(each.parallelism == 1 for each in merging):
         return None
@@ -301,25 +303,14 @@ def _in_one_step(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
     return merged if merged.commits_in_one_step else None
 
 
-def _may_merge(component: Component) -> bool:
-    """Whether the rows of one task can be those of all tasks of a component."""
-    return component.parallelism == 1 or all(type(sub.grouping) in _SHARING for sub in component.subscriptions)
-
-
 def _has_combiner(component: Component) -> bool:
     return not isinstance(component.instance, Bolt) or component.instance.combiner() is not None
 
 
-def _only_shares_work(topology: Graph, component: Component) -> bool:
-    """Whether one task can do the work of all, with the rows in the same order."""
+def _only_shares_work(component: Component) -> bool:
+    """Whether one task can do the work of all."""
     bolt = component.instance
-    if isinstance(bolt, PartitionedSpout):
-        return True
-    local = all(
-        sub.grouping.keeps_rows_local and topology[sub.component_id].parallelism == component.parallelism
-        for sub in component.subscriptions
-    )
-    return local and isinstance(bolt, ArrowBolt) and bolt.rows_are_independent
+    return isinstance(bolt, PartitionedSpout) or (isinstance(bolt, ArrowBolt) and bolt.rows_are_independent)
 
 
 def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:

@@ -41,7 +41,7 @@ def run_processing(
     that can leave the process. ``cancelled`` is called before each record batch."""
     levels = _Levels(topology, Phase.PROCESSING, report, cancelled=cancelled, frames=frames)
     widths = [level.partitions for level in topology.plan.processing]
-    if len(seeds) != topology.plan.components[topology.plan.spout_id].parallelism:
+    if len(seeds) != widths[0]:
         raise InvariantViolation(f"{len(seeds)} seeds were made for another layout than that of {widths} tasks")
     return walk(widths, levels.run, {task: [seed] for task, seed in enumerate(seeds)})
 
