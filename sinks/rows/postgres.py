@@ -180,9 +180,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         )
         return staged
 
-    def _ask_early(self, connection: Any, lock: str) -> None:
-        if isinstance(connection, StatementGroup) and self._changes is not None:
-            connection.send_early(self._headers.select() + lock, (self._table,))
+    def _ask_early(self, connection: Any) -> None:
+        if isinstance(connection, StatementGroup):
+            connection.send_early(self._headers.select() + self._own_header, (self._table,))
             connection.send_early(_KINDS, self._kinds_of())
 
     def _check_immediately(self, connection: Any) -> None:

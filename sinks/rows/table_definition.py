@@ -532,8 +532,8 @@ class TableDefinition(SqlTableBase, Table):
         held = {each.name: _kind(each) for each in self._held_columns(connection, before)}
         shared = [each for each in columns if each.name in held]
         other = [each for each in shared if held[each.name] != _kind(each)]
-        # an older table beside it has its key without the txid, which is right, too
-        same_key = not held or any(self._unique(connection, before, each) for each in ((TXID, *key), key))
+        # an older table beside it may have its key without the txid, which is right, too
+        same_key = not held or any(self._unique(connection, before, each) for each in (self._key_before(key), key))
         if same_key and not other:
             return set(held)
         if txid is not None:

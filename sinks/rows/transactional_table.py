@@ -484,22 +484,21 @@ class RowTable(TableDefinition):
         if fence is None:
             raise TopologyError(f"{self.location} is written by topologies only: its attempts need a driver")
         with self._writing_grouped() if grouped and self.can_undo else self._writing() as connection:
-            self._ask_early(connection, self._keep_header if fence.opens_from is None else self._own_header)
             if fence.opens_from is None:
                 check_granted(self._found_header(connection, self._keep_header), attempt, self.location)
                 yield connection, self._is_first(connection, fence.writer, attempt.txid)
                 return
             opened = OpenCommit(attempt.txid, attempt.attempt_id, fence.plan_digest)
             header = fence.opens_from.opened(fence.epoch, opened)
+            self._ask_early(connection)
             self._check_header(connection, fence.opens_from, self._own_header)
             self._enter(connection, fence.opens_from, header)
             yield connection, self.can_undo or self._is_first(connection, fence.writer, attempt.txid)
             self._run(connection, self._headers.update(), (*header_values(header.done_as_open()), self._table))
 
-    def _ask_early(self, connection: Any, lock: str) -> None:
-        """If statements travel together, send the query of the header, with this lock, and then
-        those that ``_held`` will need: another client may alter the table until the header is
-        locked."""
+    def _ask_early(self, connection: Any) -> None:
+        """If statements travel together, send the query that locks the header, and then those that
+        ``_held`` will need: another client may alter the table until the header is locked."""
 
     def _is_first(self, connection: Any, writer: str, txid: int) -> bool:
         """Note that a task writes. False: it has written before, in this attempt, or where a replay
