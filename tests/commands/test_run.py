@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from integration.server import free_port
-from tests.kit.command import call
+from tests.kit.command import CommandErrors, call
 from tests.kit.processes import ROOT
 from tests.kit.waiting import PATIENCE_S
 
@@ -185,3 +186,19 @@ def test_an_error_that_repeats_is_logged_once(tmp_path: Path) -> None:
     answer = call("ratchet", "run", "mine:topology", "--until-caught-up", "--executor", "local", cwd=tmp_path)
     assert answer.stderr.count("batch.failed") == 1
     assert answer.stderr.count("Traceback") == 1
+
+
+def test_what_a_new_thread_prints_belongs_to_the_command_even_with_the_identifier_of_an_ended_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ends = threading.Event()
+    ended = threading.Thread(target=ends.wait)
+    ended.start()
+    errors = CommandErrors(sys.stderr)
+    ends.set()
+    ended.join(PATIENCE_S)
+    for _ in range(20):  # one after the other, so that Python gives the identifier again
+        thread = threading.Thread(target=lambda: errors.write("x"))
+        thread.start()
+        thread.join(PATIENCE_S)
+    assert errors.getvalue() == "x" * 20 and capsys.readouterr().err == ""

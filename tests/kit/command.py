@@ -38,7 +38,7 @@ def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
 
     An exception that the command does not catch is raised here.
     """
-    out, err = io.StringIO(), _CommandsErrors(sys.stderr)
+    out, err = io.StringIO(), CommandErrors(sys.stderr)
     status: object = 0
     with _as_a_new_process(module, words, cwd), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -49,7 +49,7 @@ def call(module: str, *words: str, cwd: Path = ROOT) -> Answer:
     return Answer(status, out.getvalue(), err.getvalue())
 
 
-class _CommandsErrors(io.StringIO):
+class CommandErrors(io.StringIO):
     """The standard error of a command.
 
     Threads that lived before it, such as the reader of the output of a Spark that tests share,
@@ -59,10 +59,10 @@ class _CommandsErrors(io.StringIO):
     def __init__(self, tests: TextIO) -> None:
         super().__init__()
         self._tests = tests
-        self._earlier_threads = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        self._earlier_threads = set(threading.enumerate()) - {threading.current_thread()}
 
     def write(self, text: str) -> int:
-        if threading.get_ident() in self._earlier_threads:
+        if threading.current_thread() in self._earlier_threads:
             return self._tests.write(text)
         return super().write(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import smtplib
 import socket
 import sqlite3
+import threading
 import uuid
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,11 +25,13 @@ from framework import (
 )
 from framework.errors import ConfigError
 from framework.testing import Broken, Outside, SimulationFailed, simulate
+from framework.testing.simulation.external_effects import guarded, install_guard, struck
 from framework.testing.simulation.sample_records import read_sample, sample_of
 from framework.testing.simulation.schedule import drawn
 from framework.transactions.run import TopologyFailed
 from sinks import Count, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import PATIENCE_S
 from tests.testing.mistakes import FIELDS, NOWHERE, RECORDS, Newest, Own, RunningCount, Stamped, Words, counting
 
 
@@ -124,6 +127,29 @@ def test_what_would_change_something_outside_is_left_out_and_named(bolt: Any, wh
     expected = {"bolt"} if isinstance(bolt, Committer) else {"bolt", "below"}
     assert set(report.left_out) == expected
     assert f"not simulated: bolt 'bolt': {report.left_out['bolt']}" in list(report.lines())
+
+
+def test_a_thread_of_the_user_is_held_back_with_the_identifier_of_an_ended_thread(tmp_path: Path) -> None:
+    ends = threading.Event()
+    ended = threading.Thread(target=ends.wait)
+    ended.start()
+    install_guard()
+    ends.set()
+    ended.join(PATIENCE_S)
+    refused = []
+
+    def write() -> None:
+        try:
+            (tmp_path / "outside").write_text("x")
+        except ConfigError as error:
+            refused.append(str(error))
+
+    with guarded(tmp_path / "own", connect=False):
+        for _ in range(20):  # one after the other, so that Python gives the identifier again
+            thread = threading.Thread(target=write)
+            thread.start()
+            thread.join(PATIENCE_S)
+    assert len(refused) == 20 and "outside" in str(struck())
 
 
 def produce(word: str) -> None:

@@ -115,7 +115,9 @@ class _Guard:
     def __init__(self) -> None:
         self._installed = False
         self._armed = False
-        self._others = frozenset[int]()  # threads that existed before any user code ran
+        #: Native ids of the threads that existed before any user code ran. A later thread may get
+        #: the identifier that Python gave to one of them, but hardly its native id.
+        self._others = frozenset[int]()
         self._folder = ""
         self._connect = False
         self.struck: str | None = None
@@ -124,7 +126,8 @@ class _Guard:
         if not self._installed:
             sys.addaudithook(self._hook)
             self._installed = True
-        self._others = frozenset(sys._current_frames()) - {threading.get_ident()}
+        before = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
+        self._others = frozenset(number for number in before if number is not None)
 
     def arm(self, folder: Path, *, connect: bool) -> None:
         self._folder, self._connect, self._armed = str(folder), connect, True
@@ -133,7 +136,7 @@ class _Guard:
         self._armed = False
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._armed or threading.get_ident() in self._others:
+        if not self._armed or threading.get_native_id() in self._others:
             return
         what = self._refuses(event, args)
         if what is not None:
