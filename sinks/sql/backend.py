@@ -275,7 +275,8 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
             else:
                 changed.append((*values, *stored, expected.txid, expected.epoch, expected.attempt_id))
         explaining = self._explaining(partial(self._refused_row, keys, rows))
-        with explaining, self._writing() as connection, self._under(connection, header):
+        with explaining, self._writing_grouped() as connection:
+            self._open_under(connection, header)
             for put, given in ((self._insert_rows, born), (self._update_rows, changed)):
                 if given and put(connection, given) != len(given):
                     self._explain_refused(connection, keys, expected_stamps, rows)
@@ -441,9 +442,10 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
             raise NotImplementedError
         upsert = Upsert(tuple(aggregates.items()), value_type)
         merged = partial(self._merged_alone, upsert, (*stamp, writer))
-        with self._explaining(partial(refused_delta, deltas, tuple(shape.key), merged)), self._writing() as connection:
-            with self._under(connection, header):
-                changed = self._merge(connection, upsert, deltas, (*stamp, writer))
+        explaining = self._explaining(partial(refused_delta, deltas, tuple(shape.key), merged))
+        with explaining, self._writing_grouped() as connection:
+            self._open_under(connection, header)
+            changed = self._merge(connection, upsert, deltas, (*stamp, writer))
             if changed == deltas.num_rows and not want_values:
                 return None
             keys: list[Key] = list(zip(*(python_values(deltas.column(name)) for name in shape.key), strict=True))
@@ -510,15 +512,14 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _under(self, connection: Any, header: Header) -> Iterator[None]:
-        """A sql_txn that writes rows under ``header``, or is the whole commit."""
+    def _open_under(self, connection: Any, header: Header) -> None:
+        """Begin a sql_txn that writes rows under ``header``, or is the whole commit. Then the new
+        header goes before the rows, because statements may travel together until a row count is
+        needed."""
         if self._opens_from is None:
             self._check_header(connection, header, self._keep_header)
-            yield
             return
         self._check_header(connection, self._opens_from, self._own_header)
-        yield
         connection.execute(self._headers.update(), (*header_values(header.done_as_open()), self._table))
 
     def _explain_unchanged(

@@ -32,6 +32,7 @@ from sinks.external_row_sorter import PAGE_BYTES
 from sinks.refused_rows import explained, explained_in, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
+from sinks.sql.postgres_pipeline_mode import ungrouped
 from sinks.sql.postgres_table_base import SIZE, PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul, long_keys
 from sinks.sql.schema import EXPECTED, qualified
@@ -339,7 +340,9 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
         statement, changed = upsert.into(self.shape, f"(SELECT {arrays}) AS _given"), 0
         for start in range(0, deltas.num_rows, rows := self._rows_per_statement(deltas)):
             columns = map(self._array, deltas.slice(start, rows).columns, deltas.column_names)
-            changed += connection.execute(statement, (*stamp, *columns)).rowcount
+            merged = connection.execute(statement, (*stamp, *columns))
+            connection = ungrouped(connection)
+            changed += merged.rowcount
         return changed
 
     def _insert_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
@@ -367,10 +370,12 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
         text = statement(f"(SELECT {arrays}) AS _given")
         for part, size in pages_within(rows, SIZE.rows(self._dsn), _STATEMENT_BYTES, _length):
             if size > len(part) * _LONG_ROW_BYTES:
-                changed += self._for_each(connection, alone, part)
+                changed += self._for_each(ungrouped(connection), alone, part)
             else:
                 columns = [array_of(column) for column in zip(*part, strict=True)]
-                changed += connection.execute(text, columns).rowcount
+                written = connection.execute(text, columns)
+                connection = ungrouped(connection)
+                changed += written.rowcount
         return changed
 
     def _rows_per_statement(self, deltas: pa.Table) -> int:

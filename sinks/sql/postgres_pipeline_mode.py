@@ -14,8 +14,8 @@ class StatementGroup:
     (libpq's pipeline mode). Reading the rows of a statement waits for all that were sent.
 
     The error of a statement is raised by it or by a later one, at the latest at the end of the
-    group. A statement whose row count is needed, or which copies, needs the plain connection
-    (``ungrouped``). Where libpq has no pipeline mode, each statement waits.
+    group. To read a row count, or to copy, take the plain connection first (``ungrouped``). Where
+    libpq has no pipeline mode, each statement waits.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -30,9 +30,9 @@ class StatementGroup:
     def __exit__(self, *raised: Any) -> None:
         self._pipeline.__exit__(*raised)
 
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
+    def execute(self, statement: str, parameters: Sequence[Any] = (), *, binary: bool = False) -> Any:
         early = self._early.pop((statement, tuple(parameters)), None)
-        return early if early is not None else self._connection.execute(statement, parameters)
+        return early if early is not None else self._connection.execute(statement, parameters, binary=binary)
 
     def send_early(self, query: str, parameters: Sequence[Any]) -> None:
         """Send a query that ``execute`` will be called with, so that its rows arrive together with

@@ -178,9 +178,9 @@ class _Connections:
             self._homes[dsn] = found
         return self._homes[dsn]
 
-    def identity(self, dsn: str, connection: psycopg.Connection[Any]) -> tuple[str, str]:
+    def identity(self, dsn: str, connection: Any) -> tuple[str, str]:
         if dsn not in self._identities:
-            self._identities[dsn] = identity(connection)
+            self._identities[dsn] = identity(ungrouped(connection))
         return self._identities[dsn]
 
 

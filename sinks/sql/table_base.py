@@ -115,7 +115,7 @@ class SqlTableBase(StoreIdentity):
 
     def raise_header(self, expected: Header, new: Header) -> None:
         must_be = self._must_be(expected, new)
-        with self._writing() as connection:
+        with self._writing_grouped() as connection:
             found, store = self._select_header_and_store(connection)
             if found != expected:
                 raise found.refused(expected, self.location)
@@ -127,7 +127,7 @@ class SqlTableBase(StoreIdentity):
 
     def _enter(self, connection: Any, expected: Header, new: Header) -> None:
         """Prepare the table for a new attempt, in the sql_txn that opens it. Called for every new
-        header."""
+        header. Statements may travel together, so no row count is known."""
 
     # --- inside -----------------------------------------------------------------------------------
 

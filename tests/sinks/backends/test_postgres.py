@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -25,13 +25,15 @@ from framework.errors import (
     CorruptStateError,
     RatchetError,
     RetryableError,
+    StaleWriterError,
 )
-from framework.topology import Header, OpenCommit
+from framework.topology import CommitFence, Header, OpenCommit
 from integration import PostgresServer
-from sinks import Max, Min, OpaqueMapState, PostgresBackend, Sum
+from sinks import Count, Max, Min, OpaqueMapState, PostgresBackend, Sum
 from sinks.read_as_of import at_one_moment, items_as_of
 from sinks.sql import postgres_table_base as postgres_module
 from sinks.sql.postgres_adaptive_batch_size import LimitReached
+from tests.kit.postgres_exchanges import counted_exchanges
 from tests.kit.postgres_roles import dsn_of, login
 from tests.kit.waiting import PATIENCE_S
 
@@ -79,6 +81,43 @@ def test_rows_are_real_columns_that_any_client_reads(postgres: PostgresServer, a
     put(state, 2, dog=5)
     row = admin.execute(f"SELECT word, n, _prev_n, _txid, _deleted FROM {table}").fetchone()
     assert row == ("dog", 5, 2, 2, False)
+
+
+def apply(state: OpaqueMapState, txid: int, words: Sequence[str], *, want_values: bool = False) -> pa.Table | None:
+    """Count words, in a commit that is one step of the store."""
+    fence = CommitFence("topology", 1, "digest", "count:0", opens_from=state.backend.read_header())
+    deltas = pa.table({"word": words, "n": [1] * len(words)})
+    return state.apply(TransactionAttempt(txid, 1, fence), deltas, {"n": Count()}, want_values=want_values)
+
+
+@pytest.mark.parametrize("number", [1, 200])
+def test_a_transaction_takes_three_exchanges_with_the_server(postgres: PostgresServer, table: str, number: int) -> None:
+    """BEGIN, the settings and the query of the header; the new header and the rows; COMMIT."""
+    state = OpaqueMapState(PostgresBackend(postgres.dsn, table, KEY, VALUE))
+    state.prepare("topology")
+    words = [f"word-{each}" for each in range(number)]
+    apply(state, 1, words)
+    before = state.backend.read_header()
+    with counted_exchanges(postgres.dsn) as count:
+        apply(state, 2, words)
+        assert count() == 3 + 1  # the header for the fence of the test
+    opened = before.opened(1, OpenCommit(2, 1, "digest"))
+    assert state.backend.read_header() == opened.done_as_open()
+    values = apply(state, 3, words[:1], want_values=True)
+    assert values is not None and values.to_pylist() == [{"word": "word-0", "n": 3}]
+
+
+def test_a_header_is_raised_in_two_exchanges_with_the_server(postgres: PostgresServer, table: str) -> None:
+    """BEGIN, the settings and the query of the header; the new header and COMMIT."""
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    header = backend.prepare("topology")
+    opened = header.opened(1, OpenCommit(1, 1, "digest"))
+    with counted_exchanges(postgres.dsn) as count:
+        backend.raise_header(header, opened)
+        assert count() == 2
+    assert backend.read_header() == opened
+    with pytest.raises(StaleWriterError):
+        backend.raise_header(header, opened)
 
 
 def test_other_programs_read_the_live_rows_from_a_view(postgres: PostgresServer, admin: Any, table: str) -> None:

@@ -20,6 +20,7 @@ from framework.topology.groupings import ShuffleGrouping
 from sinks import UpsertCommitter
 from sinks.rows.transactional_table import RowTable
 from tests.kit.file_tables import granted, opened
+from tests.kit.postgres_exchanges import counted_exchanges
 from tests.kit.row_tables import PostgresDatabase
 from tests.kit.waiting import wait_for
 
@@ -47,12 +48,20 @@ class Writer:
 
     def begin(self, txid: int, *rows: dict[str, Any], attempt: int = 1) -> Any:
         header = opened(self.table, txid, attempt)
-        self.committer.prepare({}, None, None, granted(header))  # type: ignore[arg-type]
+        self.write(granted(header), *rows)
+        return header
+
+    def write_in_one_step(self, txid: int, *rows: dict[str, Any]) -> None:
+        header = self.table.read_header()
+        fence = CommitFence("topology", header.epoch, "digest", "bolt:0", opens_from=header)
+        self.write(TransactionAttempt(txid, 1, fence), *rows)
+
+    def write(self, attempt: TransactionAttempt, *rows: dict[str, Any]) -> None:
+        self.committer.prepare({}, None, None, attempt)  # type: ignore[arg-type]
         self.committer.execute_arrow(
             pa.RecordBatch.from_pylist([{"gone": False, **each} for each in rows], schema=self.fields.schema())
         )
         self.committer.finish_batch()
-        return header
 
     def commit(self, txid: int, *rows: dict[str, Any], attempt: int = 1) -> None:
         header = self.begin(txid, *rows, attempt=attempt)
@@ -223,22 +232,23 @@ def test_a_table_of_rows_from_before_whose_key_lacks_the_txid_is_kept(database: 
     assert database.rows(columns="id, n") == [(1, 1), (2, 1)]
 
 
+def test_a_small_upsert_takes_two_exchanges_with_the_server(database: PostgresDatabase) -> None:
+    """BEGIN, the settings, queries of header and columns; the rows, the new header and COMMIT."""
+    fields = Fields.of({"id": pa.int64(), "n": pa.int64(), "gone": pa.bool_()})
+    writer = Writer(database.table(), fields, ["id"], columns=["id", "n"])
+    writer.commit(1, {"id": 1, "n": 1})
+    with counted_exchanges(database.dsn) as count:
+        writer.write_in_one_step(2, {"id": 1, "n": 2}, {"id": 2, "n": 1})
+        assert count() == 2 + 1  # the header for the fence of the test
+    assert database.rows(columns="id, n") == [(1, 2), (2, 1)]
+
+
 def test_a_column_that_is_added_while_a_writer_waits_for_the_header_is_put_back(database: PostgresDatabase) -> None:
     """As by a driver that prepares the table again."""
     fields = Fields.of({"id": pa.int64(), "n": pa.int64(), "gone": pa.bool_()})
     writer = Writer(database.table(), fields, ["id"], columns=["id", "n"])
     writer.commit(1, {"id": 1, "n": 1})
-    header = writer.table.read_header()
-    fence = CommitFence("topology", header.epoch, "digest", "bolt:0", opens_from=header)
-    attempt = TransactionAttempt(2, 1, fence)
-
-    def write() -> None:
-        writer.committer.prepare({}, None, None, attempt)  # type: ignore[arg-type]
-        row = {"id": 1, "n": 2, "gone": False}
-        writer.committer.execute_arrow(pa.RecordBatch.from_pylist([row], schema=fields.schema()))
-        writer.committer.finish_batch()
-
-    task = threading.Thread(target=write)
+    task = threading.Thread(target=lambda: writer.write_in_one_step(2, {"id": 1, "n": 2}))
     with psycopg.connect(database.dsn, options=f"-c search_path={database.schema}") as rival:
         rival.execute("SELECT * FROM _ratchet_headers FOR UPDATE")
         task.start()
