@@ -54,6 +54,9 @@ SILENCE_MAX_S = 10.0
 QUIET_S = 0.5
 #: How often one read repositions a partition whose consumer turns out to have another position.
 PLACED_AGAIN_MAX = 5
+#: About the most bytes of records that are kept for later ranges. Beyond it, partitions that are
+#: not read now are fetched again later.
+AHEAD_BYTES_MAX = 64 << 20
 _POLL_S = 0.05
 #: The size that a record is expected to have before one was read.
 _FIRST_RECORD_BYTES = 16 << 10
@@ -104,12 +107,14 @@ class _Assigned:
 
     * ``wanted``: the current or last range.
     * ``resume``: every record from this offset on is in ``ahead`` or still to come.
+    * ``ahead_bytes``: of the values in ``ahead``.
     * ``placed_again``: how often this read has repositioned the consumer."""
 
     resume: int
     wanted: Range
     _: KW_ONLY
     ahead: list[Message] = field(default_factory=list)
+    ahead_bytes: int = 0
     placed_again: int = 0
     damaged_read: int = 0
     end_seen: int = -1
@@ -341,6 +346,7 @@ class KafkaSession:
                 # If an event has repositioned the partition, the record is delivered again.
                 if assigned is not None and assigned is before.get(tp) and offset >= assigned.resume:
                     assigned.ahead.append(message)
+                    assigned.ahead_bytes += len(message)
                     if len(assigned.ahead) > CHUNK_RECORDS and wanted is None:
                         # not needed any more: another worker reads the partition
                         self._unassign([tp])
@@ -350,6 +356,8 @@ class KafkaSession:
                 position[tp] = offset + 1
         for tp, its in of_range.items():
             _check_epochs(tp, open_ranges[tp], its)
+        if sum(each.ahead_bytes for each in self._assigned.values()) > AHEAD_BYTES_MAX:
+            self._unassign([tp for tp in self._assigned if tp not in open_ranges])
         return records
 
     def _handled(self, heard: list[Message], position: Mapping[TopicPartition, int]) -> list[Message]:
@@ -441,6 +449,7 @@ class KafkaSession:
         assigned = self._assigned[tp]
         taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
+        assigned.ahead_bytes = sum(map(len, assigned.ahead))
         assigned.resume = max(assigned.resume, wanted.first)
         _check_epochs(tp, wanted, taken)
         return taken

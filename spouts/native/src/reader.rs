@@ -243,7 +243,13 @@ impl Consumer {
             let positions = positions(placed);
             let done = state.client.incremental_unassign(&positions);
             for each in positions {
-                state.partitions.remove(&(each.topic, each.partition));
+                let gone = state.partitions.remove(&(each.topic, each.partition));
+                if let Some(Partition { queue, .. }) = gone {
+                    // librdkafka keeps what it has fetched until it is taken.
+                    while queue.take(0, BATCH, &mut state.scratch)? > 0 {
+                        state.scratch.clear();
+                    }
+                }
             }
             Ok(done?)
         })

@@ -399,6 +399,55 @@ def test_many_partitions_are_read_group_by_group(monkeypatch: pytest.MonkeyPatch
     assert {len(group) for group in read[:-1]} == {together}
 
 
+@needs_native
+@pytest.mark.integration
+def test_partitions_that_are_read_no_more_hold_no_records(topics: Topics, name: str) -> None:
+    topics.create(name, 4)
+    for number in range(4):
+        topics.send(name, [os.urandom(10_000)] * 20, number)
+    session = NativeSession(KafkaSettings(topics.bootstrap_servers, None), "ahead")
+
+    def ahead_bytes() -> int:
+        session._serve()
+        return session._traffic.ahead_bytes(shared=False)
+
+    try:
+        for number in range(4):
+            ranges = {(name, number): Range(0, 1)}
+            assert sum(len(chunk) for chunk in session.read(ranges, EVERYTHING)) == 1
+        wait_for(lambda: ahead_bytes() > 4 * 100_000, PATIENCE_S)
+        session._unassign([(name, number) for number in range(3)])
+        wait_for(lambda: ahead_bytes() < 2 * 200_000, PATIENCE_S)
+        session.rest()
+        wait_for(lambda: ahead_bytes() == 0, PATIENCE_S)
+    finally:
+        session.close()
+
+
+@pytest.mark.integration
+def test_the_python_reader_bounds_what_it_keeps_for_later_ranges(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.create(name, 8)
+    for number in range(8):
+        topics.send(name, [b"%d-%d" % (number, offset) + b"x" * 10_000 for offset in range(20)], number)
+    monkeypatch.setattr(python_session, "AHEAD_BYTES_MAX", 300_000)
+    session = KafkaSession(KafkaSettings(topics.bootstrap_servers, None), "ahead")
+    most = 0
+    try:
+        for first in range(0, 20, 2):
+            for number in range(8):
+                chunks = list(session.read({(name, number): Range(first, first + 2)}))
+                values = [value[:5].rstrip(b"x") for chunk in chunks for value in chunk.raw("value")]
+                assert values == [b"%d-%d" % (number, offset) for offset in (first, first + 1)]
+                most = max(most, sum(each.ahead_bytes for each in session._assigned.values()))
+                held = sum(len(message) for each in session._assigned.values() for message in each.ahead)
+                assert held == sum(each.ahead_bytes for each in session._assigned.values())
+        assert 0 < most < 300_000 + 20 * 10_010  # the limit, and the partition that was read
+    finally:
+        session.close()
+
+
 @pytest.mark.slow
 @needs_native
 @pytest.mark.integration
