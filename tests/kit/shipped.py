@@ -85,5 +85,5 @@ def run(command: Sequence[object], folder: Path, **more: str) -> str:
 
 def environment(**more: str) -> dict[str, str]:
     """That of a user's shell: nothing of this repository is on its paths."""
-    left_out = ("PYTHONPATH", "VIRTUAL_ENV")
+    left_out = ("PYTHONPATH", "VIRTUAL_ENV", "PYSPARK_PYTHON")  # a Spark of the tests sets the last one
     return {**{key: value for key, value in os.environ.items() if key not in left_out}, **more}
