@@ -17,6 +17,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -94,6 +95,8 @@ _SOCKET_FOLDER_MAX = 64
 #: The environment variable by which ``spark-submit`` passes the port of its JVM to a Python
 #: program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+#: How long a Python may take to tell its version.
+_ANSWER_S = 60
 #: The environment variable with further arguments of ``spark-submit``.
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 #: The settings that become arguments of the JVM in any case, and the settings that identify it.
@@ -223,6 +226,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     if INHERITED in os.environ:
         chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
     if is_local(chosen["spark.master"]):
+        _check_python_of_workers(os.environ["PYSPARK_PYTHON"])
         chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
         # The host name of a laptop or container may not resolve.
@@ -238,6 +242,22 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     for key, value in {**chosen, **_FIXED, "spark.scheduler.allocation.file": pools.as_uri()}.items():
         conf.set(key, value)
     return conf
+
+
+@functools.cache
+def _check_python_of_workers(named: str) -> None:
+    """Raise ``ConfigError`` if local workers would run another Python than this process.
+    ``named``: by ``PYSPARK_PYTHON``."""
+    if named == sys.executable:
+        return
+    advice = f"unset PYSPARK_PYTHON, or set it to {sys.executable}"
+    asked = [named, "-c", "import sys; print(*sys.version_info[:2], sep='.')"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=_ANSWER_S).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"PYSPARK_PYTHON={named!r} is no Python that runs here: {error}; {advice}") from error
+    if found != (own := f"{sys.version_info.major}.{sys.version_info.minor}"):
+        raise ConfigError(f"PYSPARK_PYTHON={named!r} is Python {found}, and the driver is Python {own}; {advice}")
 
 
 def _submitted() -> dict[str, str]:
