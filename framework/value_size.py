@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import pyarrow as pa
 
 #: About the bytes of a value that is neither a text nor a container.
 _VALUE_BYTES = 8
@@ -23,4 +26,19 @@ def size_of(value: Any) -> int:
     size = 0
     for each in value:  # without a call for what most rows are made of
         size += len(each) if type(each) is str else _VALUE_BYTES if type(each) is int else size_of(each)
+    return size
+
+
+def fixed_size(types: Iterable[pa.DataType]) -> int | None:
+    """The bytes of a row of these types, as ``size_of`` counts them; None if they depend on the
+    values, as those of texts do.
+
+    >>> fixed_size([pa.int64(), pa.decimal128(10, 2)]), fixed_size([pa.string()])
+    (16, None)
+    """
+    size = 0
+    for each in types:
+        if not pa.types.is_primitive(each) and not pa.types.is_decimal(each):
+            return None
+        size += _VALUE_BYTES
     return size

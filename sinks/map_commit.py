@@ -5,7 +5,7 @@ from __future__ import annotations
 from framework.errors import InvariantViolation, StaleWriterError
 from framework.topology import CommitFence, Header, Stamp, TransactionAttempt
 from sinks.backend import SWEPT, Key, MapBackend, Row, Value
-from sinks.values import OpaqueValue
+from sinks.values import value_before
 
 STANDALONE = "standalone"
 
@@ -34,7 +34,7 @@ def row_after(row: Row | None, commit: MapCommit, value: Value | None) -> Row:
     """The row with this value, and with the value before the commit's transaction as ``prev``."""
     if row is None:
         return Row(value, commit.stamp, None, commit.writer)
-    before = OpaqueValue(row.stamp.txid, row.value, row.prev).get(commit.stamp.txid)
+    before = value_before(commit.stamp.txid, row.stamp.txid, row.value, row.prev)
     return Row(value, commit.stamp, before, commit.writer)
 
 

@@ -39,6 +39,7 @@ from framework.topology import (
     check_granted,
 )
 from framework.topology.canonical_form import RowForm, python_values
+from framework.value_size import fixed_size
 from sinks.aggregates import Aggregate, results_column, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.bounded_pages import PAGE_KEYS, pages_of, pages_within
@@ -51,7 +52,7 @@ from sinks.read_as_of import as_of, at_one_moment, check_held
 from sinks.rebuild_exchange import exchangeable
 from sinks.refused_rows import UNREADABLE, strange_row
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
-from sinks.values import OpaqueValue, TransactionalValue
+from sinks.values import TransactionalValue, value_before
 
 Updater = Callable[[Any], Any]
 Restored = TypeVar("Restored")
@@ -161,7 +162,8 @@ class MapState(KeyedState, RebuildableState):
         held = self.backend.column(column)
         # A first attempt has no writes of its own to find. A copy numbers all attempts 0.
         found = self.backend.due(column, after, upto, txid=txid if commit.stamp.attempt_id != 1 else None)
-        sized = ((key, row, due_size(key, row)) for key, row in found)
+        size_of_row = self._due_sizer()
+        sized = ((key, row, size_of_row(key, row)) for key, row in found)
         rows = DueRows(self.location, self._restored)
         for part, _ in pages_within(sized, PAGE_KEYS, PAGE_BYTES, itemgetter(2)):
             for (key, row, size), own in zip(part, mine([key for key, *_ in part]), strict=True):
@@ -504,6 +506,17 @@ class MapState(KeyedState, RebuildableState):
         except ValueError as error:
             raise BadRecordError(f"{self.location} cannot hold {values!r}: {error}") from error
 
+    def _due_sizer(self) -> Callable[[Key, Row], int]:
+        """``due_size``, or a constant if all rows have the same size."""
+        try:
+            key, value = (fixed_size(map(each.type_of, each)) for each in self.backend.fields)
+        except (TopologyError, ConfigError):  # a backend that needs no columns
+            return due_size
+        if key is None or value is None:
+            return due_size
+        size = key + 2 * value
+        return lambda *_: size
+
     def _restored(self, key: Key, row: Row) -> tuple[Key, Row]:
         """A row that was read from a file, in its canonical form again: with the one NaN object."""
         value, prev = (each if each is None else self._formed(each, 1) for each in (row.value, row.prev))
@@ -618,7 +631,7 @@ class OpaqueMapState(MapState):
     value_type = ValueType.OPAQUE
 
     def _base(self, row: Row, txid: int) -> Value | None:
-        value: Value | None = OpaqueValue(row.stamp.txid, row.value, row.prev).get(txid)
+        value: Value | None = value_before(txid, row.stamp.txid, row.value, row.prev)
         return value
 
     def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:

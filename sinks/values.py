@@ -58,12 +58,17 @@ class OpaqueValue:
 
     def get(self, txid: int) -> Any:
         """The value that transaction ``txid`` starts from: ``prev`` if it wrote the row last."""
-        _refuse_older(self.txid, txid)
-        return self.prev if txid == self.txid else self.value
+        return value_before(txid, self.txid, self.value, self.prev)
 
     def update(self, txid: int, value: Any) -> OpaqueValue:
         """The row after ``txid`` writes ``value``, which was computed from ``get(txid)``."""
         return OpaqueValue(txid, value, self.get(txid))
+
+
+def value_before(txid: int, row_txid: int, value: Any, prev: Any) -> Any:
+    """``OpaqueValue(row_txid, value, prev).get(txid)``, without an object for each row."""
+    _refuse_older(row_txid, txid)
+    return prev if txid == row_txid else value
 
 
 def _refuse_older(row_txid: int, txid: int) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +35,8 @@ NAN = math.nan
 #: The most digits with which Python writes integers as text.
 _DIGITS_MAX = 4_300
 Form = Callable[[Any], Any]
+#: The errors of a form, for a value that the type cannot hold.
+_UNFIT = (ValueError, TypeError, ArithmeticError, pa.ArrowException)
 
 
 def canonical_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -208,11 +210,20 @@ class RowForm:
             return tuple([_untyped(value) for value in values])
         if len(values) != len(self._columns):
             raise ValueError(f"{len(values)} values for {len(self._columns)} columns")
+        try:
+            return tuple(
+                [None if each is None else form(each) for (_, form), each in zip(self._columns, values, strict=True)]
+            )
+        except _UNFIT:
+            return self._one_by_one(values, self._columns)
+
+    @staticmethod
+    def _one_by_one(values: tuple[Any, ...], columns: Sequence[tuple[str, Form]]) -> tuple[Any, ...]:
         made = []
-        for (name, form), value in zip(self._columns, values, strict=True):
+        for (name, form), value in zip(columns, values, strict=True):
             try:
                 made.append(None if value is None else form(value))
-            except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+            except _UNFIT as error:
                 raise ValueError(f"{name!r}: {error}") from error
         return tuple(made)
 

@@ -25,6 +25,7 @@ from framework.errors import (
 )
 from framework.topology import REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical_form import python_values
+from framework.value_size import fixed_size
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
 from sinks.bounded_pages import pages_within
@@ -368,7 +369,8 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
         kinds, changed = {**dict.fromkeys(EXPECTED, self.dialect.integer), **dict(self.shape.columns)}, 0
         arrays = ", ".join(f'unnest(%s::{kinds[name]}[]) AS "{name}"' for name in names)
         text = statement(f"(SELECT {arrays}) AS _given")
-        for part, size in pages_within(rows, SIZE.rows(self._dsn), _STATEMENT_BYTES, _length):
+        length = _length if self._has_long_values() else lambda _: 0
+        for part, size in pages_within(rows, SIZE.rows(self._dsn), _STATEMENT_BYTES, length):
             if size > len(part) * _LONG_ROW_BYTES:
                 changed += self._for_each(ungrouped(connection), alone, part)
             else:
@@ -377,6 +379,9 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
                 connection = ungrouped(connection)
                 changed += written.rowcount
         return changed
+
+    def _has_long_values(self) -> bool:
+        return any(fixed_size(map(each.type_of, each)) is None for each in self.fields)
 
     def _rows_per_statement(self, deltas: pa.Table) -> int:
         fitting: int = deltas.num_rows * _STATEMENT_BYTES // max(deltas.nbytes, 1)

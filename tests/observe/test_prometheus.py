@@ -31,7 +31,7 @@ from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.observe.test_alerts import BOARD
 from tests.ui.worlds import Prints, Rests
 
-#: The panels of what the topologies here do not do: they look nothing up, and have no errors of their own.
+#: The panels of what the topologies here do not have: lookups, and errors of their own code.
 UNUSED = {"Errors in user code", "Lookups: keys per second, and failures", "Lookups: waiting for the function"}
 
 
