@@ -99,6 +99,10 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _ANSWER_S = 60
 #: The environment variable with further arguments of ``spark-submit``.
 _SUBMIT_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+#: Variables that another installation of Spark may have left in the environment.
+_INFLUENCES = ("SPARK_HOME", "SPARK_CONF_DIR", "SPARK_LOCAL_IP", _SUBMIT_ARGUMENTS)
+#: The address of a driver with a local master, unless the environment gives another one.
+_LOCAL_ADDRESS = "127.0.0.1"
 #: The settings that become arguments of the JVM in any case, and the settings that identify it.
 _ON_COMMAND_LINE = re.compile(
     r"spark\.(master|app\.name|submit\.deployMode|driver\.(memory\w*|defaultJavaOptions|extra\w+))"
@@ -208,7 +212,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
         said = f" (what it printed is in {_output.keep_log()})" if _output is not None else ""
         raise ConfigError(
             f"Spark does not start with spark.master={conf.get('spark.master')!r}: {_reason(error)}; check "
-            f"that Java 17 or newer is on the PATH and that the master can be reached{said}"
+            f"that Java 17 or newer is on the PATH and that the master can be reached{_changed_by_environment()}{said}"
         ) from error
     if _output is not None:
         _output.show(True)
@@ -230,7 +234,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
         # The host name of a laptop or container may not resolve.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOCAL_ADDRESS)
         chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
         chosen = {**_unix_sockets(), **chosen}
     else:
@@ -387,6 +391,12 @@ def is_local(master: str) -> bool:
     """Whether this process starts the executors on this host. Such executors import modules from
     the same paths as this process."""
     return master.startswith("local")
+
+
+def _changed_by_environment() -> str:
+    """The variables that this environment has, and that change how Spark starts."""
+    found = [name for name in _INFLUENCES if os.environ.get(name) not in (None, _LOCAL_ADDRESS)]
+    return f", and check what the environment says by {', '.join(found)}" if found else ""
 
 
 def _reason(error: BaseException) -> str:

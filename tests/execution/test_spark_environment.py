@@ -1,4 +1,4 @@
-"""Local workers of Spark must run the Python of the driver."""
+"""What another installation of Spark has left in the environment."""
 
 from __future__ import annotations
 
@@ -45,3 +45,22 @@ def test_a_python_of_the_same_version_and_those_of_a_cluster_are_taken(
     spark_context._conf("x", {"spark.master": "local[2]"})
     monkeypatch.setenv("PYSPARK_PYTHON", "./env/bin/python")
     spark_context._conf("x", {"spark.master": "spark://127.0.0.1:7077"})
+
+
+def test_a_start_that_fails_names_the_variables_that_change_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in spark_context._INFLUENCES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # as Ratchet itself sets it
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+
+    def fail(*_: object) -> None:
+        raise FileNotFoundError("bin/spark-submit")
+
+    monkeypatch.setattr(spark_context, "_gateway", fail)
+    monkeypatch.setattr(spark_context.SparkContext, "_active_spark_context", None)
+    with pytest.raises(
+        ConfigError, match="does not start .*: bin/spark-submit; .* the environment says by SPARK_HOME$"
+    ):
+        spark_context.start_context("x", {"spark.master": "local[2]"})
