@@ -68,6 +68,8 @@ WHERE attrelid = to_regclass(%s) AND attname = ANY(%s::text[]) AND coalesce(coll
 """
 #: The name of rows that are parameters, and the most rows and bytes of them.
 _GIVEN, _GIVEN_ROWS, _GIVEN_BYTES = "_ratchet_given", 1_000, 2**20
+#: As PostgreSQL is compiled by default.
+_INDEX_COLUMNS_MAX = 32
 _INFINITIES = (2**63 - 1, -(2**63))
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
@@ -299,8 +301,9 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _key_before(self, key: Sequence[str]) -> Sequence[str]:
         """Every transaction deletes all rows, and the table keeps their space until it is vacuumed:
-        without an index of the txid, the next transaction would read through it."""
-        return (TXID, *key)
+        without an index of the txid, the next transaction would read through it. There is no room
+        for the txid in a key of as many columns as an index may have."""
+        return (TXID, *key) if len(key) < _INDEX_COLUMNS_MAX else key
 
     def _triggers(self, connection: Any) -> list[str]:
         return [name for (name,) in connection.execute(_TRIGGERS, (qualified(self._home, self._table),))]

@@ -20,7 +20,7 @@ from framework.topology import ValueType
 from framework.transactions import MemoryStore
 from integration import MariaDbServer
 from sinks import Count, MySqlBackend, OpaqueMapState, StateCommitter, Sum, TransactionalMapState
-from spouts import OpaqueMemoryTransactionalSpout
+from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.mysql import Client, client
 from tests.kit.targets import Often
 from tests.kit.waiting import PATIENCE_S, wait_for
@@ -52,15 +52,15 @@ def put(backend: MySqlBackend, txid: int, *words: str) -> None:
 @pytest.mark.slow
 @pytest.mark.fault(21)
 @pytest.mark.parametrize(
-    "kind",
-    [OpaqueMapState, pytest.param(TransactionalMapState, marks=pytest.mark.slow)],
-    ids=lambda each: each.__name__,
+    ("kind", "source"),
+    [(OpaqueMapState, OpaqueMemoryTransactionalSpout), (TransactionalMapState, MemoryTransactionalSpout)],
+    ids=["opaque", "transactional"],
 )
 def test_a_server_that_is_killed_while_a_topology_commits_ends_exact(
-    own_mariadb: MariaDbServer, name: str, table: str, kind: Any, often: Often
+    own_mariadb: MariaDbServer, name: str, table: str, kind: Any, source: Any, often: Often
 ) -> None:
     words = [f"w{number % 7}" for number in range(200)]
-    spout = OpaqueMemoryTransactionalSpout({0: [[word] for word in words]}, Fields(word=str), 5)
+    spout = source({0: [[word] for word in words]}, Fields(word=str), 5)
     builder = TransactionalTopologyBuilder(name, "spout", spout)
     state = kind(MySqlBackend(own_mariadb.dsn, table))
     builder.set_bolt("count", StateCommitter(state, ["word"], {"n": Count()})).global_grouping("spout")

@@ -232,6 +232,18 @@ def test_a_table_of_rows_from_before_whose_key_lacks_the_txid_is_kept(database: 
     assert database.rows(columns="id, n") == [(1, 1), (2, 1)]
 
 
+def test_a_key_of_as_many_columns_as_an_index_may_have_is_taken(database: PostgresDatabase) -> None:
+    key = [f"k{number}" for number in range(32)]
+    fields = Fields.of({**dict.fromkeys([*key, "n"], pa.int64()), "gone": pa.bool_()})
+    writer = Writer(database.table(), fields, key, columns=[*key, "n"])
+    here = dict.fromkeys(key, 1)
+    writer.commit(1, {**here, "n": 1})
+    header = writer.begin(2, {**here, "n": 2}, {**here, "k31": 2, "n": 2})
+    assert database.rows(columns="k31, n") == [(1, 2), (2, 2)]
+    assert writer.table.roll_back(header) == 2
+    assert database.rows(columns="k31, n") == [(1, 1)]
+
+
 def test_a_small_upsert_takes_two_exchanges_with_the_server(database: PostgresDatabase) -> None:
     """BEGIN, the settings, queries of header and columns; the rows, the new header and COMMIT."""
     fields = Fields.of({"id": pa.int64(), "n": pa.int64(), "gone": pa.bool_()})
