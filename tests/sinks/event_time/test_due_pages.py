@@ -279,7 +279,8 @@ def test_memory_does_not_grow_with_the_rows_that_fall_due_together(monkeypatch: 
         tracemalloc.stop()
         assert sent == sum(written) == count
         assert max(written) <= 50
-    assert peaks[2] < 1.5 * peaks[1], peaks
+    # Ten times as many rows are runs of one or two more levels.
+    assert peaks[2] < 3 * peaks[1], peaks
 
 
 @pytest.mark.slow
