@@ -29,16 +29,18 @@ def size_of(value: Any) -> int:
     return size
 
 
-def fixed_size(types: Iterable[pa.DataType]) -> int | None:
+def fixed_size(types: Iterable[pa.DataType | None]) -> int | None:
     """The bytes of a row of these types, as ``size_of`` counts them; None if they depend on the
-    values, as those of texts do.
+    values, as those of texts do, and those of fields without a type.
 
-    >>> fixed_size([pa.int64(), pa.decimal128(10, 2)]), fixed_size([pa.string()])
-    (16, None)
+    >>> fixed_size([pa.int64(), pa.decimal128(10, 2)])
+    16
+    >>> fixed_size([pa.string()]), fixed_size([None])
+    (None, None)
     """
     size = 0
     for each in types:
-        if not pa.types.is_primitive(each) and not pa.types.is_decimal(each):
+        if each is None or not (pa.types.is_primitive(each) or pa.types.is_decimal(each)):
             return None
         size += _VALUE_BYTES
     return size
