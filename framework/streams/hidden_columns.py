@@ -14,11 +14,11 @@ import polars as pl
 import pyarrow as pa
 
 from framework.call_site import Call
-from framework.topology import HIDDEN, PLACE_FIELDS, RECORD_FIELDS
+from framework.topology import HIDDEN, RECORD_FIELDS
 
 #: Topic and partition of a record, and its time.
 TOPIC, PARTITION, TIMESTAMP = RECORD_FIELDS
-PLACE = PLACE_FIELDS
+PLACE = (TOPIC, PARTITION)
 CARRIED = frozenset(RECORD_FIELDS)
 #: The times of the rows of both sides of a join.
 TIME, TIME_RIGHT = f"{HIDDEN}time", f"{HIDDEN}time_right"

@@ -158,8 +158,6 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
     f"{HIDDEN}partition": pa.int32(),
     f"{HIDDEN}timestamp_ms": pa.timestamp("ms", "UTC"),
 }
-#: The fields with topic and partition.
-PLACE_FIELDS = tuple(RECORD_FIELDS)[:2]
 
 
 class Spout(ABC):

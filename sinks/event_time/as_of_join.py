@@ -103,7 +103,7 @@ class AsOfJoiningCommitter(PairCommitter):
         for side in (LEFT, RIGHT):
             came = self._new(side, watermarks.before)
             counted = ((key, at, values) for key, at, values, is_late in came if side == RIGHT or not is_late)
-            for key, number, at, values in numbered(counted, self._bound()[side].own):
+            for key, number, at, values in numbered(counted):
                 place = (*key, _WAITING[side], txid, number)
                 if at >= watermarks.after:
                     puts[place] = at, at, self._bound()[side].codec.text_of(values)

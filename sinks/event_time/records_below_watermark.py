@@ -4,10 +4,10 @@ one more row for each key. A row is identified by its key, its kind, a txid and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from framework.topology import PLACE_FIELDS
 from sinks.backend import Key, Value
 
 #: The kind of the single row of a key. Records have higher kinds.
@@ -18,23 +18,16 @@ ONE_ROW = (OF_KEY, 0, 0)
 NOT_DUE = (1 << 62) - 1
 
 
-def numbered(came: Iterable[tuple[Key, int, Value]], names: Sequence[str]) -> Iterator[tuple[Key, int, int, Value]]:
-    """The records of a transaction in the order of their times: key, number, time, values. Each key
-    has numbers of its own, because a task has other keys when there are more tasks, and ``verify``
-    computes the same rows. ``names``: of the values. Records of the same time are in the order of
-    their topics and partitions, if these are among the names, and then of their arrival.
+def numbered(came: Iterable[tuple[Key, int, Value]]) -> Iterator[tuple[Key, int, int, Value]]:
+    """The records of a transaction in the order of their times, or of arrival for the same time:
+    key, number, time, values. Each key has numbers of its own, because a task has other keys when
+    there are more tasks, and ``verify`` computes the same rows.
 
-    >>> list(numbered([(("a",), 7, ()), (("b",), 6, ()), (("a",), 5, ())], []))
+    >>> list(numbered([(("a",), 7, ()), (("b",), 6, ()), (("a",), 5, ())]))
     [(('a',), 0, 5, ()), (('b',), 0, 6, ()), (('a',), 1, 7, ())]
     """
-    places = [names.index(name) for name in PLACE_FIELDS if name in names]
-
-    def order(each: tuple[Key, int, Value]) -> tuple[Any, ...]:
-        _, at, values = each
-        return at, *((values[place] is not None, values[place]) for place in places)
-
     numbers: Counter[Key] = Counter()
-    for key, at, values in sorted(came, key=order):
+    for key, at, values in sorted(came, key=itemgetter(1)):
         yield key, numbers[key], at, values
         numbers[key] += 1
 

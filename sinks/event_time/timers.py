@@ -149,7 +149,7 @@ class TimerCommitter(WatermarkedCommitter):
         codec, txid = self._bound_codec(), self._attempt.txid if self._attempt is not None else 0
         puts: dict[Key, Value] = {}
         own = []
-        for key, number, at, values in numbered(self._on_time(watermarks.before), self._own):
+        for key, number, at, values in numbered(self._on_time(watermarks.before)):
             place = (*key, _WAITING, txid, number)
             if at < watermarks.after:
                 own.append(Passed(place, at, values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,7 @@ from hypothesis import strategies as st
 from framework import CLOCK_STREAM, Fields, Topology, TopologyFailed, TransactionalTopologyBuilder
 from framework.operators.watermarks import LATE_STREAM
 from framework.testing import run_on
-from framework.topology import PLACE_FIELDS
 from sinks import Entry, MemoryBackend, OpaqueMapState, TimerCommitter, WatermarkCommitter
-from sinks.event_time.records_below_watermark import numbered
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
 from tests.sinks.event_time.test_windows import FAULTS
@@ -172,17 +169,3 @@ def test_a_row_with_a_field_that_is_not_declared_is_refused() -> None:
     said = r"'silent' emits a field 'att', which output= does not declare \(there are: id, at, numbers, over\)"
     with pytest.raises(TopologyFailed, match=said):
         run_on(topology(Misspelt), {0: [["a", 0, 10, 1], ["b", 0, 50, 2]]})
-
-
-def test_records_of_one_time_are_in_the_order_of_their_partitions_whichever_arrives_first() -> None:
-    names = ["number", *PLACE_FIELDS]
-    rows = [(("a",), 5, (number, topic, number % 3)) for topic in ("left", "right", None) for number in range(9)]
-    partitions = [[row for row in rows if row[2][1:] == place] for place in dict.fromkeys(row[2][1:] for row in rows)]
-    expected = list(numbered(rows, names))
-    for seed in range(20):
-        left, arrived = [list(each) for each in partitions], []
-        chance = random.Random(seed)
-        while any(left):
-            arrived.append(chance.choice([each for each in left if each]).pop(0))
-        assert list(numbered(arrived, names)) == expected
-    assert [values[0] for *_, values in expected[-9:]] == [0, 3, 6, 1, 4, 7, 2, 5, 8]
