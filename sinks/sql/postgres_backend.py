@@ -33,7 +33,7 @@ from sinks.external_row_sorter import PAGE_BYTES
 from sinks.refused_rows import explained, explained_in, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.postgres_arrays import array_of, array_text
-from sinks.sql.postgres_pipeline_mode import ungrouped
+from sinks.sql.postgres_pipeline_mode import changed_rows, ungrouped
 from sinks.sql.postgres_table_base import SIZE, PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul, long_keys
 from sinks.sql.schema import EXPECTED, qualified
@@ -341,9 +341,7 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
         statement, changed = upsert.into(self.shape, f"(SELECT {arrays}) AS _given"), 0
         for start in range(0, deltas.num_rows, rows := self._rows_per_statement(deltas)):
             columns = map(self._array, deltas.slice(start, rows).columns, deltas.column_names)
-            merged = connection.execute(statement, (*stamp, *columns))
-            connection = ungrouped(connection)
-            changed += merged.rowcount
+            changed += changed_rows(connection, statement, (*stamp, *columns))
         return changed
 
     def _insert_rows(self, connection: Any, rows: Sequence[tuple[Any, ...]]) -> int:
@@ -375,9 +373,7 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
                 changed += self._for_each(ungrouped(connection), alone, part)
             else:
                 columns = [array_of(column) for column in zip(*part, strict=True)]
-                written = connection.execute(text, columns)
-                connection = ungrouped(connection)
-                changed += written.rowcount
+                changed += changed_rows(connection, text, columns)
         return changed
 
     def _has_long_values(self) -> bool:

@@ -14,8 +14,8 @@ class StatementGroup:
     (libpq's pipeline mode). Reading the rows of a statement waits for all that were sent.
 
     The error of a statement is raised by it or by a later one, at the latest at the end of the
-    group. To read a row count, or to copy, take the plain connection first (``ungrouped``). Where
-    libpq has no pipeline mode, each statement waits.
+    group. A statement whose row count is needed (``changed_rows``), or which copies
+    (``ungrouped``), ends the group. Where libpq has no pipeline mode, each statement waits.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -44,6 +44,13 @@ class StatementGroup:
         self._early.clear()
         self._pipeline.close()
         return self._connection
+
+
+def changed_rows(connection: Any, statement: str, parameters: Sequence[Any]) -> int:
+    """Execute a statement together with those under way. Returns how many rows it changed."""
+    done = connection.execute(statement, parameters)
+    ungrouped(connection)
+    return int(done.rowcount)
 
 
 def ungrouped(connection: Any) -> Any:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from integration.server import free_port
 from tests.kit.command import CommandErrors, call
 from tests.kit.processes import ROOT
+from tests.kit.thread_identifiers import NEW_THREADS, another_thread, run_in_new_threads
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -191,14 +191,7 @@ def test_an_error_that_repeats_is_logged_once(tmp_path: Path) -> None:
 def test_what_a_new_thread_prints_belongs_to_the_command_even_with_the_identifier_of_an_ended_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ends = threading.Event()
-    ended = threading.Thread(target=ends.wait)
-    ended.start()
-    errors = CommandErrors(sys.stderr)
-    ends.set()
-    ended.join(PATIENCE_S)
-    for _ in range(20):  # one after the other, so that Python gives the identifier again
-        thread = threading.Thread(target=lambda: errors.write("x"))
-        thread.start()
-        thread.join(PATIENCE_S)
-    assert errors.getvalue() == "x" * 20 and capsys.readouterr().err == ""
+    with another_thread():
+        errors = CommandErrors(sys.stderr)
+    run_in_new_threads(lambda: errors.write("x"))
+    assert errors.getvalue() == "x" * NEW_THREADS and capsys.readouterr().err == ""

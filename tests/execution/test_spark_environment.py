@@ -1,4 +1,4 @@
-"""What another installation of Spark has left in the environment."""
+"""A start refuses or names variables that another installation of Spark has left."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import smtplib
 import socket
 import sqlite3
-import threading
 import uuid
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +30,7 @@ from framework.testing.simulation.schedule import drawn
 from framework.transactions.run import TopologyFailed
 from sinks import Count, NonTransactionalMapState, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.thread_identifiers import NEW_THREADS, another_thread, run_in_new_threads
 from tests.testing.mistakes import FIELDS, NOWHERE, RECORDS, Newest, Own, RunningCount, Stamped, Words, counting
 
 
@@ -130,12 +129,8 @@ def test_what_would_change_something_outside_is_left_out_and_named(bolt: Any, wh
 
 
 def test_a_thread_of_the_user_is_held_back_with_the_identifier_of_an_ended_thread(tmp_path: Path) -> None:
-    ends = threading.Event()
-    ended = threading.Thread(target=ends.wait)
-    ended.start()
-    install_guard()
-    ends.set()
-    ended.join(PATIENCE_S)
+    with another_thread():
+        install_guard()
     refused = []
 
     def write() -> None:
@@ -145,11 +140,8 @@ def test_a_thread_of_the_user_is_held_back_with_the_identifier_of_an_ended_threa
             refused.append(str(error))
 
     with guarded(tmp_path / "own", connect=False):
-        for _ in range(20):  # one after the other, so that Python gives the identifier again
-            thread = threading.Thread(target=write)
-            thread.start()
-            thread.join(PATIENCE_S)
-    assert len(refused) == 20 and "outside" in str(struck())
+        run_in_new_threads(write)
+    assert len(refused) == NEW_THREADS and "outside" in str(struck())
 
 
 def produce(word: str) -> None:

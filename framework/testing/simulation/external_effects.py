@@ -117,7 +117,7 @@ class _Guard:
         self._armed = False
         #: Native ids of the threads that existed before any user code ran. A later thread may get
         #: the identifier that Python gave to one of them, but hardly its native id.
-        self._others = frozenset[int]()
+        self._others = frozenset[int | None]()
         self._folder = ""
         self._connect = False
         self.struck: str | None = None
@@ -126,8 +126,8 @@ class _Guard:
         if not self._installed:
             sys.addaudithook(self._hook)
             self._installed = True
-        before = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
-        self._others = frozenset(number for number in before if number is not None)
+        before = frozenset(thread.native_id for thread in threading.enumerate())
+        self._others = before - {threading.get_native_id()}
 
     def arm(self, folder: Path, *, connect: bool) -> None:
         self._folder, self._connect, self._armed = str(folder), connect, True
