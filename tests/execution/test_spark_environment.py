@@ -60,6 +60,7 @@ def test_a_start_that_fails_names_the_variables_that_change_spark(
 
     monkeypatch.setattr(spark_context, "_gateway", fail)
     monkeypatch.setattr(spark_context.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(spark_context, "_output", None)  # a JVM that an earlier test started
     with pytest.raises(
         ConfigError, match="does not start .*: bin/spark-submit; .* the environment says by SPARK_HOME$"
     ):
