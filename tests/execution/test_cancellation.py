@@ -71,14 +71,16 @@ def counted(path: Path) -> dict[str, int]:
 
 
 def gone(pid: int, within_s: float = PATIENCE_S) -> bool:
-    """Whether a process ends (or is a zombie that nobody has waited for yet)."""
+    """Whether a process ends (or is a zombie that nobody has waited for yet). A zombie whose other
+    threads are ending has its files open still."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
             return True
-        if state == "Z":
+        state, threads = fields[0], int(fields[17])
+        if state == "Z" and threads == 1:
             return True
         time.sleep(0.05)
     return False

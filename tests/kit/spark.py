@@ -15,9 +15,11 @@ class SparkMasters:
         self._context: Any = None
 
     def use(self, master: str) -> str:
+        from pyspark import SparkContext
+
         from framework.execution.spark.spark_context import start_context
 
-        if self._master != master:
+        if self._master != master or SparkContext._active_spark_context is not self._context:
             self.stop()
             self._context = start_context("ratchet tests", {"spark.master": master})
             self._master = master
