@@ -138,8 +138,12 @@ class StatefulSteps(ABC):
         row."""
 
     @abstractmethod
-    def timers(self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields) -> Bolt:
-        """The committer of a class of the user's, which keeps a value and timers per key."""
+    def timers(
+        self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields, partition: Sequence[str]
+    ) -> Bolt:
+        """The committer of a class of the user's, which keeps a value and timers per key.
+        ``partition``: the columns that name the partition of a row, if there are any; rows of the
+        same time are in their order."""
 
     @abstractmethod
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
@@ -151,9 +155,17 @@ class StatefulSteps(ABC):
 
     @abstractmethod
     def latest_rows(
-        self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration | None, how: JoinHow
+        self,
+        name: str,
+        key: Sequence[str],
+        times: tuple[str, str],
+        within: Duration | None,
+        how: JoinHow,
+        *,
+        partition: Sequence[str],
     ) -> Bolt:
-        """The committer that joins each row with the newest one of the other side at its time."""
+        """The committer that joins each row with the newest one of the other side at its time.
+        ``partition``: hidden columns, as of ``timers``."""
 
     @abstractmethod
     def current_rows(

@@ -19,6 +19,7 @@ from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
 from framework.streams.hidden_columns import (
+    PLACE,
     TIME,
     TIME_RIGHT,
     TIMESTAMP,
@@ -675,6 +676,7 @@ class Stream:
         watermarks: tuple[Placed, ...] = ()
         deletes: Node | None = None
         deletes_by = frozenset[str]()
+        order: tuple[str, ...] = ()
         if table is not None and pair is None:
             if bounds != WatermarkBounds():
                 raise call.mistake(
@@ -694,10 +696,12 @@ class Stream:
             timed = [each for each, its in zip(sides, windows, strict=True) if its is None]
             moments = (self._moments(call, timed), _EVENT_TIME) if timed else None
             own_times = ours_named.get(left, left), theirs_named.get(right, right)
+            if table is not None and all(self._pipeline.carries(each._node, PLACE) for each in (self, other)):
+                order = PLACE
             bolt = self._bolt(
                 call,
                 lambda: (
-                    committers.latest_rows(name, keys, own_times, within, how)
+                    committers.latest_rows(name, keys, own_times, within, how, partition=order)
                     if table is not None
                     else committers.pairs(name, keys, own_times, within or 0, how)
                 ),
@@ -712,6 +716,7 @@ class Stream:
                 name,
                 FieldsGrouping(Fields(*keys)),
                 parallelism=parallelism,
+                hidden=frozenset(order),
                 watermarks=watermarks,
                 deletes=deletes,
                 keys=deletes_by,

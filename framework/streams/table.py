@@ -115,9 +115,10 @@ class Grouped:
         parallelism: int = 1,
     ) -> Stream:
         """The rows that your own code emits. It gets the rows of a key in the order of their times
-        ``on``, by default the timestamps of their records in the topic, keeps a value per key, and
-        sets timers. ``kind``: a subclass of ``TimerCommitter``, with ``on_record`` and
-        ``on_timer``. ``output``: the columns that it emits, as in ``Fields(order=str, cents=int)``.
+        ``on``, by default the timestamps of their records in the topic, those of the same time by
+        topic and partition and then as they arrived. It keeps a value per key, and sets timers.
+        ``kind``: a subclass of ``TimerCommitter``, with ``on_record`` and ``on_timer``. ``output``:
+        the columns that it emits, as in ``Fields(order=str, cents=int)``.
 
         ``late``: how far a row may be behind the newest one of its partition; rows that are later
         are left out: ``late()`` of this stream has them. ``max_ahead``, ``idle_after``,
@@ -130,14 +131,17 @@ class Grouped:
             raise call.mistake("say which columns it emits, and their types, as in output=Fields(order=str, cents=int)")
         check_new_names(call, output.names)
         steps = stream._pipeline.stateful_steps(call)
-        bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=at, output=output))
+        place = stream._pipeline.place_of(stream._node) or ()
+        bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=at, output=output, partition=place))
+        watermarks = stream._pipeline.watermarks(call, name, stream._node, on=at, bounds=bounds)
         return stream._placed(
             call,
             bolt,
             name,
             FieldsGrouping(Fields(*key)),
             parallelism=parallelism,
-            **stream._by_time(call, name, at, bounds),
+            watermarks=watermarks,
+            hidden=frozenset(hidden_of([at, *place])),
         )
 
 

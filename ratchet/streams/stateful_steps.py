@@ -65,12 +65,16 @@ class StatefulStepsIn(StatefulSteps):
     def count_windows(self, name: str, windows: CountWindow, key: Sequence[str], aggregates: Mapping[str, Any]) -> Bolt:
         return CountWindowCommitter(self._of(name), windows.length, step=windows.step, key=key, aggregates=aggregates)
 
-    def timers(self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields) -> Bolt:
+    def timers(
+        self, name: str, kind: type[Bolt], *, key: Sequence[str], on: str, output: Fields, partition: Sequence[str]
+    ) -> Bolt:
         if not (isinstance(kind, type) and issubclass(kind, TimerCommitter)):
             raise TopologyError(f"{kind!r} is no subclass of TimerCommitter: write one, with on_record and on_timer")
         if lacking := sorted(getattr(kind, "__abstractmethods__", ())):
             raise TopologyError(f"{kind.__name__} has no {lacking[0]}: write it")
-        return kind(self._of(name), key=key, on=on, output=output)
+        bolt = kind(self._of(name), key=key, on=on, output=output)
+        bolt.partition = tuple(partition)
+        return bolt
 
     def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
         return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within)
@@ -80,12 +84,21 @@ class StatefulStepsIn(StatefulSteps):
         return JoiningCommitter(self._of(name), key=key, left=left, right=right, within=within, how=how)
 
     def latest_rows(
-        self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration | None, how: JoinHow
+        self,
+        name: str,
+        key: Sequence[str],
+        times: tuple[str, str],
+        within: Duration | None,
+        how: JoinHow,
+        *,
+        partition: Sequence[str],
     ) -> Bolt:
         left, right = times
-        return AsOfJoiningCommitter(
+        bolt = AsOfJoiningCommitter(
             self._of(name), key=key, left=left, right=right, within=within, how=_with_table(how)
         )
+        bolt.partition = tuple(partition)
+        return bolt
 
     def current_rows(
         self, name: str, key: Sequence[str], table: str, sequence_by: str | None, *, deleted: str | None, how: JoinHow

@@ -102,7 +102,7 @@ class AsOfJoiningCommitter(PairCommitter):
         puts: dict[Key, Value] = {}
         for side in (LEFT, RIGHT):
             came = self._new(side, watermarks.before)
-            counted = ((key, at, values) for key, at, values, is_late in came if side == RIGHT or not is_late)
+            counted = ((its.key, its.at, its.values, its.place) for its in came if side == RIGHT or not its.is_late)
             for key, number, at, values in numbered(counted):
                 place = (*key, _WAITING[side], txid, number)
                 if at >= watermarks.after:

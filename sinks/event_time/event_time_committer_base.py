@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import (
     DEFAULT_STREAM,
+    HIDDEN,
     Input,
     OutputCollector,
     OutputFieldsDeclarer,
@@ -21,6 +24,7 @@ from framework.topology import (
     TransactionAttempt,
 )
 from framework.topology.groupings import AllGrouping
+from sinks.event_time.records_below_watermark import Place
 from sinks.event_time.watermark import WATERMARK_FIELDS
 from sinks.keyed_committer import KeyedCommitter
 from sinks.state_committer import check_no_null_key
@@ -48,6 +52,9 @@ class WatermarkedCommitter(KeyedCommitter):
     lowest watermark counts."""
 
     due_streams = frozenset({DEFAULT_STREAM})
+    #: The fields that name the partition of a record, by which some committers order records of the
+    #: same time. Hidden ones are for nothing else.
+    partition: tuple[str, ...] = ()
     late_streams = frozenset({LATE_STREAM})
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
@@ -60,7 +67,11 @@ class WatermarkedCommitter(KeyedCommitter):
     # --- on the driver ----------------------------------------------------------------------------
 
     def bind(self, component_id: str, inputs: Sequence[Input], parallelism: int) -> None:
-        records = [each for each in inputs if list(each.fields) != _WATERMARK_COLUMNS]
+        records = [
+            replace(each, fields=each.fields.select(self._seen(each.fields)))
+            for each in inputs
+            if list(each.fields) != _WATERMARK_COLUMNS
+        ]
         watermarks = [each for each in inputs if list(each.fields) == _WATERMARK_COLUMNS]
         if not watermarks or not records:
             raise TopologyError(
@@ -90,7 +101,7 @@ class WatermarkedCommitter(KeyedCommitter):
         return {name: row[name] for name in self.key}
 
     def is_late_with(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        return row == other
+        return all(row.get(name) == other.get(name) for name in self._seen({**row, **other}))
 
     def make_all_late(self) -> None:
         self._all_late = True
@@ -144,6 +155,7 @@ class WatermarkedCommitter(KeyedCommitter):
     def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
         """Emit late rows, count them, and log them if no bolt subscribes to their stream.
         ``records``: how many records these rows represent; None: one each."""
+        rows = rows.select(self._seen(rows.schema.names))
         records = rows.num_rows if records is None else records
         self.late_records += records
         if not self._is_subscribed(stream) and self._attempt is not None:
@@ -151,6 +163,16 @@ class WatermarkedCommitter(KeyedCommitter):
                 "event_time.late", bolt=self._component_id, stream=stream, records=records, txid=self._attempt.txid
             )
         self._collector.emit_arrow(rows, stream)
+
+    def _seen(self, names: Iterable[str]) -> list[str]:
+        """The fields of records, without hidden ones that name their partition."""
+        return [each for each in names if each not in self.partition or not each.startswith(HIDDEN)]
+
+    def _places(self, batch: pa.RecordBatch) -> Iterator[Place]:
+        """The partition of each record."""
+        if not self.partition:
+            return repeat((), batch.num_rows)
+        return zip(*(batch.column(name).to_pylist() for name in self.partition), strict=True)
 
     def _is_subscribed(self, stream: str) -> bool:
         """Whether a bolt subscribes to the stream, as far as the collector knows."""

@@ -74,7 +74,7 @@ class JoiningCommitter(PairCommitter):
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         new: dict[Key, Sides] = {}
         for side in (LEFT, RIGHT):
-            for key, at, values, is_late in self._new(side, watermarks.before):
+            for key, at, values, is_late, _ in self._new(side, watermarks.before):
                 if not is_late:
                     new.setdefault(key, ([], []))[side].append(Waiting(at, values))
         codecs = [side.codec for side in self._bound()]

@@ -18,16 +18,20 @@ ONE_ROW = (OF_KEY, 0, 0)
 NOT_DUE = (1 << 62) - 1
 
 
-def numbered(came: Iterable[tuple[Key, int, Value]]) -> Iterator[tuple[Key, int, int, Value]]:
-    """The records of a transaction in the order of their times, or of arrival for the same time:
-    key, number, time, values. Each key has numbers of its own, because a task has other keys when
-    there are more tasks, and ``verify`` computes the same rows.
+#: The topic and the partition of a record, or nothing where they are not known.
+Place = tuple[Any, ...]
 
-    >>> list(numbered([(("a",), 7, ()), (("b",), 6, ()), (("a",), 5, ())]))
+
+def numbered(came: Iterable[tuple[Key, int, Value, Place]]) -> Iterator[tuple[Key, int, int, Value]]:
+    """The records of a transaction in the order of their times, for the same time in that of their
+    places, and of arrival in each: key, number, time, values. Each key has numbers of its own,
+    because a task has other keys when there are more tasks, and ``verify`` computes the same rows.
+
+    >>> list(numbered([(("a",), 7, (), ()), (("b",), 6, (), ()), (("a",), 5, (), ())]))
     [(('a',), 0, 5, ()), (('b',), 0, 6, ()), (('a',), 1, 7, ())]
     """
     numbers: Counter[Key] = Counter()
-    for key, at, values in sorted(came, key=itemgetter(1)):
+    for key, at, values, _ in sorted(came, key=itemgetter(1, 3)):
         yield key, numbers[key], at, values
         numbers[key] += 1
 

@@ -17,7 +17,7 @@ from framework.topology import HIDDEN, Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
-from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, in_order, numbered
+from sinks.event_time.records_below_watermark import NOT_DUE, OF_KEY, ONE_ROW, Passed, Place, in_order, numbered
 from sinks.external_row_sorter import merged
 from sinks.keyed_committer import one_stream
 from sinks.states import MapState
@@ -86,6 +86,9 @@ class TimerCommitter(WatermarkedCommitter):
 
     * ``output``: the fields of emitted rows.
     * ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
+    * ``partition``: the fields that name the partition of a record, as in a ``WatermarkCommitter``.
+      Records of the same time come in the order of their partitions, and in each as they arrived.
+      Without it, they come as they arrived, and tasks that read in parallel decide their order.
 
     ``LATE_STREAM``: records behind the watermark; ``on_record`` does not get them.
 
@@ -100,8 +103,10 @@ class TimerCommitter(WatermarkedCommitter):
         on: str,
         output: Fields,
         unit: Literal["s", "ms", "us"] = "s",
+        partition: Sequence[str] = (),
     ) -> None:
         super().__init__(state, key)
+        self.partition = tuple(partition)
         self.on, self.unit, self.output = on, unit, output
         self._own: list[str] = []
         self._codec: JsonColumns | None = None
@@ -119,7 +124,7 @@ class TimerCommitter(WatermarkedCommitter):
 
     def _bind_records(self, *records: Input) -> None:
         source = one_stream(self._component_id, records)
-        source.require(self._component_id, (self.on,))
+        source.require(self._component_id, (self.on, *self._seen(self.partition)))
         check_times(self._component_id, self.on, source.fields.type_of(self.on), self.unit)
         untyped = [name for name in source.fields if source.fields.type_of(name) is None]
         if untyped or self.output.schema() is None:
@@ -238,7 +243,7 @@ class TimerCommitter(WatermarkedCommitter):
             entry._now = at
             self.on_timer(entry, _moment(at))
 
-    def _on_time(self, watermark: int) -> Iterable[tuple[Key, int, Value]]:
+    def _on_time(self, watermark: int) -> Iterable[tuple[Key, int, Value, Place]]:
         """The arrived records, without the late ones, which are sent to their stream."""
         batches, self._batches = self._batches, []
         for batch in batches:
@@ -246,11 +251,12 @@ class TimerCommitter(WatermarkedCommitter):
             times = times_of(batch.column(self.on), self.on, self.unit).tolist()
             own = zip(*(python_values(table.column(name), name) for name in self._own), strict=True)
             late = []
-            for place, (key, at, values) in enumerate(zip(self._keys(table), times, own, strict=True)):
+            records = zip(self._keys(table), times, own, self._places(batch), strict=True)
+            for number, (key, at, values, place) in enumerate(records):
                 if at < watermark:
-                    late.append(place)
+                    late.append(number)
                 else:
-                    yield key, at, values
+                    yield key, at, values, place
             if late:
                 self._emit_late(batch.take(pa.array(late)))
 

@@ -14,6 +14,7 @@ from framework.topology import Fields, Input, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
+from sinks.event_time.records_below_watermark import Place
 from sinks.join_inputs import JoinInputs
 from sinks.keyed_committer import one_stream
 from sinks.states import MapState
@@ -24,12 +25,14 @@ LATE_RIGHT_STREAM = "late_right"
 
 
 class Came(NamedTuple):
-    """A record of the transaction. ``values``: of the fields outside of the key."""
+    """A record of the transaction. ``values``: of the fields outside of the key. ``place``: its
+    topic and partition."""
 
     key: Key
     at: int
     values: Value
     is_late: bool
+    place: Place
 
 
 class PairCommitter(WatermarkedCommitter):
@@ -111,10 +114,10 @@ class PairCommitter(WatermarkedCommitter):
             keys = self._keys(table)
             own = zip(*(python_values(table.column(name), name) for name in side.own), strict=True)
             late = []
-            for place, (key, at, values) in enumerate(zip(keys, times, own, strict=True)):
+            for row, (key, at, values, place) in enumerate(zip(keys, times, own, self._places(batch), strict=True)):
                 if at < watermark:
-                    late.append(place)
-                yield Came(key, at, values, at < watermark)
+                    late.append(row)
+                yield Came(key, at, values, at < watermark, place)
             if late:
                 stream = (LATE_LEFT_STREAM, LATE_RIGHT_STREAM)[number]
                 self._emit_late(batch.take(pa.array(late)), stream)

@@ -178,6 +178,24 @@ def test_timers_go_by_the_timestamps_of_records_and_show_no_hidden_column(tmp_pa
     assert [dict(row) for row in tables["late"]] == [{"shop": "x", "cents": 2}]
 
 
+@pytest.mark.parametrize("metadata", [[], PLACE], ids=["hidden", "shown"])
+def test_steps_that_order_records_of_one_time_get_topic_and_partition(metadata: list[str], tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    value = Json(shop=str, cents=int, at=datetime.datetime)
+    orders = shop.read_kafka("orders", value=value, metadata=metadata, bootstrap_servers=BROKER)
+    orders.group_by("shop").process(Unpaid, on="at", output=OUTPUT, name="unpaid")
+    prices = shop.read_kafka("prices", value=value, metadata=metadata).latest_by("shop")
+    joined = orders.join(prices, on="shop", times="at", name="priced")
+    assert joined.schema.names == ["shop", "cents", "at", "cents_right", "at_right"]
+    built = {each.id: each for each in shop.build().components}
+    places = {name: built[name].instance.partition for name in ("unpaid", "priced")}
+    hidden = ("ratchet:topic", "ratchet:partition")
+    assert places == {"unpaid": tuple(metadata) or hidden, "priced": hidden}
+    for name, place in places.items():
+        inputs = [each for each in built[name].subscriptions if "watermark" not in each.component_id]
+        assert inputs and all(set(place) <= set(built[each.component_id].streams[each.stream]) for each in inputs)
+
+
 def test_timers_have_the_outline_of_their_committer(tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     unpaid = (

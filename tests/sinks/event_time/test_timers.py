@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -49,15 +49,17 @@ def moment(at: int) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(at, datetime.UTC)
 
 
-def topology(kind: type[TimerCommitter] = Silent, *, opaque: bool = True) -> Topology:
+def topology(
+    kind: type[TimerCommitter] = Silent, *, opaque: bool = True, readers: int = 2, partition: Sequence[str] = ()
+) -> Topology:
     spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: [], 1: []}, ROW, 10)
-    builder = TransactionalTopologyBuilder("reminding", "records", spout, 2)
+    builder = TransactionalTopologyBuilder("reminding", "records", spout, readers)
     watermark = WatermarkCommitter(
         OpaqueMapState(MemoryBackend()), "at", partition=["source"], max_ahead="1000000 days"
     )
     builder.set_bolt("watermark", watermark).global_grouping("records").global_grouping("records", CLOCK_STREAM)
     output = Fields(id=str, at=datetime.datetime, numbers=str, over=bool)
-    silent = kind(OpaqueMapState(MemoryBackend()), key=["id"], on="at", output=output)
+    silent = kind(OpaqueMapState(MemoryBackend()), key=["id"], on="at", output=output, partition=partition)
     builder.set_bolt("silent", silent, 2).fields_grouping("records", Fields("id")).all_grouping("watermark")
     return builder.build()
 
@@ -79,6 +81,26 @@ def test_a_timer_comes_once_when_the_watermark_passes_it(take: int) -> None:
         ("b", 23, "[3, 4]", True),
     ]
     assert [(row["id"], row["row_kind"]) for row in done.table("silent")] == [("c", 1)]
+
+
+class Listing(TimerCommitter):
+    """Names the records of a key as they come."""
+
+    def on_record(self, entry: Entry, record: Mapping[str, Any], at: datetime.datetime) -> None:
+        entry.emit(id=entry.key[0], at=at, numbers=str(record["number"]), over=False)
+
+    def on_timer(self, entry: Entry, at: datetime.datetime) -> None:
+        raise AssertionError("it sets none")
+
+
+@pytest.mark.parametrize("take", [2, 20])
+@pytest.mark.parametrize("readers", [1, 2, 3, 5])
+def test_records_of_one_time_come_by_partition_however_many_tasks_read_them(readers: int, take: int) -> None:
+    rows = {source: [["a", source, 10, 10 * source + each] for each in range(2)] for source in range(5)}
+    end = {source: [["z", source, 99, 0]] for source in range(5)}
+    made = topology(Listing, readers=readers, partition=["source"])
+    done = run_on(made, {source: rows[source] + end[source] for source in range(5)}, take=take)
+    assert [row["numbers"] for row in done.rows("silent")] == [str(row[3]) for its in rows.values() for row in its]
 
 
 def test_a_record_behind_the_watermark_is_late() -> None:
