@@ -483,6 +483,42 @@ class _LevelTask:
             else:
                 yield partition, record
 
+    def run(self, arrived: _Arrived) -> None:
+        """Pass on what is for later levels, and run the components of this one."""
+        for record in arrived.passing:
+            if isinstance(record, Piece):
+                self.outbox.put(record._replace(payload=self.packed(record.payload)))
+            else:
+                self.outbox.records.append((self.onward(), record))
+        if arrived.begins_commit:
+            self._run_committers(arrived)
+        else:
+            self._run_slot(arrived)
+
+    def _run_committers(self, arrived: _Arrived) -> None:
+        """Run the committers whose states this task got."""
+        if arrived.states:
+            committers = dict.fromkeys(each.component_id for each in arrived.states)
+            self.report.name = f"{'+'.join(committers)} {self.partition} of {self.width}"
+        for state in arrived.states:
+            segment = self.topology.plan.segment_of[(self.phase, state.component_id)]
+            self.run_segment(segment, state.task, None, arrived.emitted_by(state), state)
+            self.report.committers += 1
+
+    def _run_slot(self, arrived: _Arrived) -> None:
+        """Run the fused components that the plan has for this partition."""
+        plan = self.topology.plan
+        segment, index = plan.levels(self.phase)[self.level].slot(self.partition)
+        self.report.name = f"{'+'.join(segment.components)} {index} of {segment.parallelism}"
+        first = segment.components[0]
+        frame = plan.frame_outputs.get((self.phase, first))
+        if frame is None:
+            self.run_segment(segment, index, arrived.seed, arrived.pieces, None)
+        elif frame == segment:
+            self.emit_frame(first, index, arrived.outputs)
+        else:
+            self.gather_frame(first, arrived.pieces)
+
     def gather_frame(self, component_id: str, pieces: list[Piece]) -> None:
         """Count this task's rows for a DataFrame bolt and pass them on. Spark SQL takes them
         between this level and the next."""
@@ -556,6 +592,73 @@ class _LevelTask:
             yield partition, Control(self.header, self.partition, self.width, rows, failure)
 
 
+class _Arrived:
+    """The records of one task, by kind."""
+
+    def __init__(self, plan: ExecutionPlan, phase: Phase, level: int, partition: int) -> None:
+        self._plan, self._phase, self._level, self._partition = plan, phase, level, partition
+        self._spill = Spill(f"{phase.value} level {level} partition {partition}: more rows arrive")
+        self._failure: TaskFailure | None = None
+        self.begins_commit = phase is Phase.COMMIT and level == 0
+        self.header: AttemptHeader | None = None
+        self.controls: list[Control] = []
+        self.seed: Seed | None = None
+        self.pieces: list[Piece] = []
+        self.states: list[CommitterState] = []
+        self.outputs: list[FrameOutput] = []
+        #: Pieces and committer states that this task passes on.
+        self.passing: list[Record] = []
+
+    def take(self, record: Record) -> None:
+        match record:
+            case Control():
+                self.controls.append(record)
+                self.header = record.header
+            case Seed():
+                self.seed = record
+                self.header = record.header
+            case FrameOutput():
+                self.outputs.append(record)
+            case FrameRows():
+                raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
+            case CommitterState():
+                (self.states if self.begins_commit else self.passing).append(record)
+            case Piece():
+                (self.pieces if self._is_for_this_level(record) else self.passing).append(
+                    self._in_memory_or_file(record)
+                )
+
+    def failure(self) -> TaskFailure | None:
+        """Why the task cannot run its components on what has arrived."""
+        failure = self._failure or _upstream_failure(self.controls)
+        if failure is None and self.seed is None and not self.begins_commit:
+            failure = _miscounted(self.controls, self.pieces, level=self._level, partition=self._partition)
+        return failure
+
+    def emitted_by(self, state: CommitterState) -> list[Piece]:
+        """The rows that a committer emitted in ``execute``."""
+        sources = self._plan.edges
+        return [
+            piece
+            for piece in self.pieces
+            if piece.target_task == state.task and sources[piece.edge].source == state.component_id
+        ]
+
+    def _is_for_this_level(self, piece: Piece) -> bool:
+        edge = self._plan.edges[piece.edge]
+        return edge.phase is self._phase and self._plan.segment_of[(self._phase, edge.target)].level == self._level
+
+    def _in_memory_or_file(self, piece: Piece) -> Piece:
+        """The piece; in the commit phase with its rows in a file if they are many. If the disk does
+        not take them, the task fails."""
+        if self._phase is Phase.COMMIT and self._failure is None and isinstance(piece.payload, bytes):
+            try:
+                return _kept(self._spill, piece, self._partition)
+            except _UserCodeFailed as full:
+                self._failure = full.failure
+        return piece
+
+
 def run_level(
     topology: PlannedTopology,
     phase: Phase,
@@ -581,39 +684,10 @@ def run_level(
     commit phase) are the result of the phase, and stay in their partition. They include the rows
     that a committer emitted in ``execute`` to bolts fused to it, for use in the commit phase (C31).
     """
-    controls: list[Control] = []
-    arrivals = Spill(f"{phase.value} level {level} partition {partition}: more rows arrive")
-    failure: TaskFailure | None = None
-    pieces: list[Piece] = []
-    passing: list[Record] = []
-    states: list[CommitterState] = []
-    outputs: list[FrameOutput] = []
-    seed: Seed | None = None
-    plan = topology.plan
-    first_of_commit = phase is Phase.COMMIT and level == 0
+    arrived = _Arrived(topology.plan, phase, level, partition)
     for record in records:  # always to the end: a task that leaves input unread costs its worker
-        match record:
-            case Control():
-                controls.append(record)
-                header = record.header
-            case Seed():
-                seed = record
-                header = record.header
-            case FrameOutput():
-                outputs.append(record)
-            case FrameRows():
-                raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
-            case CommitterState():
-                (states if first_of_commit else passing).append(record)
-            case Piece():
-                edge = plan.edges[record.edge]
-                here = edge.phase is phase and plan.segment_of[(phase, edge.target)].level == level
-                if phase is Phase.COMMIT and failure is None and isinstance(record.payload, bytes):
-                    try:
-                        record = _kept(arrivals, record, partition)
-                    except _UserCodeFailed as full:
-                        failure = full.failure
-                (pieces if here else passing).append(record)
+        arrived.take(record)
+    header = arrived.header or header
     if header is None:
         raise InvariantViolation(f"{phase.value} level {level} partition {partition} heard of no attempt")
     task = _LevelTask(
@@ -626,40 +700,10 @@ def run_level(
         encode=encode,
         cancelled=cancelled,
     )
-    failure = failure or _upstream_failure(controls)
-    if failure is None and seed is None and not first_of_commit:
-        failure = _miscounted(controls, pieces, level=level, partition=partition)
+    failure = arrived.failure()
     try:
         if failure is None:
-            for record in passing:
-                if isinstance(record, Piece):
-                    task.outbox.put(record._replace(payload=task.packed(record.payload)))
-                else:
-                    task.outbox.records.append((task.onward(), record))
-            if first_of_commit:
-                if states:
-                    task.report.name = (
-                        f"{'+'.join(dict.fromkeys(each.component_id for each in states))} {partition} of {width}"
-                    )
-                for state in states:
-                    segment = plan.segment_of[(phase, state.component_id)]
-                    emitted = [
-                        piece
-                        for piece in pieces
-                        if piece.target_task == state.task and plan.edges[piece.edge].source == state.component_id
-                    ]
-                    task.run_segment(segment, state.task, None, emitted, state)
-                    task.report.committers += 1
-            else:
-                segment, index = plan.levels(phase)[level].slot(partition)
-                task.report.name = f"{'+'.join(segment.components)} {index} of {segment.parallelism}"
-                frame = (phase, segment.components[0])
-                if frame not in plan.frame_outputs:
-                    task.run_segment(segment, index, seed, pieces, None)
-                elif plan.frame_outputs[frame] == segment:
-                    task.emit_frame(frame[1], index, outputs)
-                else:
-                    task.gather_frame(frame[1], pieces)
+            task.run(arrived)
     except _UserCodeFailed as stopped:
         failure = stopped.failure
         if topology.watcher is not None and stopped.__cause__ is not None:

@@ -19,17 +19,14 @@ from framework.streams.function_calls import Calls, calls_of, is_async
 from framework.streams.function_checks import check_function, check_returns
 from framework.streams.function_steps import BatchMap, FunctionFilter, FunctionMap, PartitionMap
 from framework.streams.hidden_columns import (
-    PLACE,
-    TIME,
-    TIME_RIGHT,
     TIMESTAMP,
     check_new_names,
     field_of,
     hidden_of,
-    is_hidden,
 )
+from framework.streams.joins import Join, JoinOptions
 from framework.streams.lookups import CACHE_SIZE, Lookup
-from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_once, ways_to
+from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_once
 from framework.streams.polars_expressions import (
     Expression,
     check_cast,
@@ -82,8 +79,6 @@ _GROUPINGS: Mapping[str, Callable[[], Grouping]] = {
     "global": GlobalGrouping,
     "all": AllGrouping,
 }
-#: The column of the times of both sides of a join.
-_EVENT_TIME = "event_time"
 RowFunction = Callable[[dict[str, Any]], Any]
 GroupingName = Literal["local", "shuffle", "global", "all"]
 
@@ -627,128 +622,33 @@ class Stream:
         ``<name>_right`` if it is from the other stream. ``name``: the id of the step and its
         state."""
         call = called("join", **without_none(on=on, within=within, name=name))
-        keys = (on,) if isinstance(on, str) else tuple(on)
-        bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
-        table = other if isinstance(other, NewestTable) else None
+        if not isinstance(other, Stream | NewestTable):
+            raise call.mistake(
+                f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...)"
+                + (
+                    "; of aggregates, upsert_into(...) returns the stream of changes, and its latest_by(...) is a table"
+                    if isinstance(other, Table)
+                    else ""
+                )
+            )
         pair = (times, times) if isinstance(times, str) else times
         if pair is None and within is not None:
             pair = TIMESTAMP, TIMESTAMP
-        if table is not None:
-            other = table.rows_of_join(call, keys, pair)
-        if not isinstance(other, Stream):
-            raise call.mistake(
-                f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...); of aggregates, "
-                "upsert_into(...) returns the stream of changes, and its latest_by(...) is a table"
-                if isinstance(other, Table)
-                else f"{other!r} is a {type(other).__name__}: give a stream, or a table of latest_by(...)"
-            )
-        if table is None and within is None:
-            raise call.mistake("say how far apart the rows of a pair may be, as in within='1 h'")
-        if other._pipeline is not self._pipeline:
-            raise call.mistake("the streams are of two pipelines: read both topics in one")
-        for side, has, lacks in (("this", self, other), ("the other", other, self)):
-            for each in keys:
-                if isinstance(each, str) and each in has.schema.names and each not in lacks.schema.names:
-                    raise call.mistake(
-                        f"{side} stream has a column {each!r}, and the one that it is joined with has not (it has: "
-                        f"{', '.join(lacks.schema.names)}): both need the columns of on=, so rename one before"
-                    )
-        check_names(call, keys, self.schema)
-        if table is None and set(ways_to(self._node)) & set(ways_to(other._node)):
-            raise call.mistake(
-                "a stream is joined with itself, so each of its rows would find itself: filter one of them"
-            )
-        place, other_place = (self._pipeline.left_out_of_joins(each._node) for each in (self, other))
-        taken = [each for each in self.schema.names if each not in place or each in keys]
-        names = {each: each if each in keys or each not in taken else f"{each}_right" for each in other.schema.names}
-        twice = next((each for each in names.values() if list(names.values()).count(each) > 1), None)
-        if twice is not None:
-            raise call.mistake(f"there would be two columns {twice!r}: rename one")
-        left, right = pair or ("", "")
-        ours_named = {each: each for each in taken}
-        theirs_named = {each: names[each] for each in other.schema.names if each not in other_place or each in keys}
-        if left == TIMESTAMP:
-            for rows in (self._node, other._node):
-                self._pipeline.check_timestamps(call, rows, "times")
-            ours_named[left], theirs_named[right] = TIME, TIME_RIGHT
-        ours, theirs = self._selected(call, ours_named), other._selected(call, theirs_named)
-        committers = self._pipeline.stateful_steps(call)
-        watermarks: tuple[Placed, ...] = ()
-        deletes: Node | None = None
-        deletes_by = frozenset[str]()
-        order: tuple[str, ...] = ()
-        if table is not None and pair is None:
-            if bounds != WatermarkBounds():
-                raise call.mistake(
-                    "without times= and within= there is no time to compare: leave late, max_ahead, idle_after and "
-                    "advance_when_idle out"
-                )
-            table.check_tombstones()
-            table_keys = [names[each] for each in table.tombstone_keys()]
-            tombstones = self._pipeline.carries_tombstones(call, theirs._node, table_keys)
-            if tombstones and TOMBSTONE in taken:
-                raise call.mistake(f"there would be two columns {TOMBSTONE!r}: rename one")
-            deletes, deletes_by = (theirs._node, frozenset(table_keys)) if tombstones else (None, frozenset())
-            bolt = self._bolt(call, lambda: table.joining(committers, name, names, how, tombstones=tombstones))
-        else:
-            sides = (self, left), (other, right)
-            windows = [closed_once(call, side._node, time) for side, time in sides]
-            timed = [each for each, its in zip(sides, windows, strict=True) if its is None]
-            moments = (self._moments(call, timed), _EVENT_TIME) if timed else None
-            own_times = ours_named.get(left, left), theirs_named.get(right, right)
-            if table is not None and all(self._pipeline.carries(each._node, PLACE) for each in (self, other)):
-                order = PLACE
-            bolt = self._bolt(
-                call,
-                lambda: (
-                    committers.latest_rows(name, keys, own_times, within, how, partition=order)
-                    if table is not None
-                    else committers.pairs(name, keys, own_times, within or 0, how)
-                ),
-            )
-            closed = [each for each in windows if each is not None]
-            watermarks = self._pipeline.watermarks_of(call, name, moments, closed, bounds)
-        joined = Stream(self._pipeline, Joined((ours._node, theirs._node)))
-        return joined._of(
-            joined._component(
-                call,
-                bolt,
-                name,
-                FieldsGrouping(Fields(*keys)),
-                parallelism=parallelism,
-                hidden=frozenset(order),
-                watermarks=watermarks,
-                deletes=deletes,
-                keys=deletes_by,
-            )
+        options = JoinOptions(
+            on=(on,) if isinstance(on, str) else tuple(on),
+            times=pair,
+            within=within,
+            how=how,
+            name=name,
+            bounds=WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call),
         )
+        return self._of(Join(call, self, other, options).placed(parallelism))
 
     def _bolt(self, call: Call, make: Callable[[], Bolt]) -> Bolt:
         try:
             return make()
         except (ConfigError, TopologyError) as error:
             raise call.mistake(error) from None
-
-    def _moments(self, call: Call, sides: Sequence[tuple[Stream, str]]) -> Node:
-        """The times of the rows of one stream, or of two."""
-        for stream, time in sides:
-            check_names(call, [time] if time != TIMESTAMP else [], stream.schema)
-        place = self._pipeline.place_of(*(stream._node for stream, _ in sides))
-        if place is None:
-            streams = [stream for stream, _ in sides]
-            lacking = next((each for each in streams if self._pipeline.place_of(each._node) is None), streams[0])
-            raise call.mistake(self._pipeline.without_partition(lacking._node))
-        moments = [
-            stream._selected(call, {each: each for each in place if not is_hidden(each)} | {time: _EVENT_TIME})
-            for stream, time in sides
-        ]
-        schema = moments[0].schema
-        if moments[-1].schema != schema:
-            left, right = (stream.schema.field(time).type for stream, time in sides)
-            raise call.mistake(f"the times differ: {left} and {right}: cast one")
-        stream, time = sides[0]
-        check_time(call, time, stream.schema)
-        return Merged(tuple(each._node for each in moments), schema) if len(moments) > 1 else moments[0]._node
 
     def late(self, side: Literal["left", "right"] | None = None) -> Stream:
         """The rows that came too late for the step of this stream: ``when_closed``,

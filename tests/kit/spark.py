@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 CLUSTER = "local-cluster[2,1,1024]"
 
 
 class SparkMasters:
-    """The one Spark context that a process can have. It lasts until another master is asked for."""
+    """The one Spark context that a process can have. It lasts until another master is asked for; a
+    test may stop it or start another one."""
 
     def __init__(self) -> None:
         self._master = ""
-        self._context: Any = None
 
     def use(self, master: str) -> str:
         from pyspark import SparkContext
 
         from framework.execution.spark.spark_context import start_context
 
-        if self._master != master or SparkContext._active_spark_context is not self._context:
+        if self._master != master or SparkContext._active_spark_context is None:
             self.stop()
-            self._context = start_context("ratchet tests", {"spark.master": master})
+            start_context("ratchet tests", {"spark.master": master})
             self._master = master
         return master
 
     def stop(self) -> None:
-        if self._context is not None:
-            self._context.stop()
-        self._context, self._master = None, ""
+        if self._master:
+            from pyspark import SparkContext
+
+            if SparkContext._active_spark_context is not None:
+                SparkContext._active_spark_context.stop()
+        self._master = ""
