@@ -80,8 +80,9 @@ STREAMS = {
     "expiring": ("default", "late", "expired"),
     "timers": ("default", "late"),
 }
-#: The committers that go by the order of the records of a key. So a key has one partition.
-ORDERED = {"first", "valued"}
+#: The committers that go by the order in which the records of a key arrive. So a key has one
+#: partition.
+ORDERED = {"valued"}
 #: The steps that write, of each kind of sink, before and after which a driver may die.
 WRITES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((SqlBackend, RedisBackend), ("multi_put", "apply", "roll_back", "sweep", "purge", "raise_header")),
