@@ -276,9 +276,9 @@ def test_a_silence_is_followed_by_smaller_fetches(
     topics: Topics, name: str, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics.create(name)
-    monkeypatch.setattr(limits, "SILENCE_MAX_S", 0.2)
     session = opened()
-    with pytest.raises(RetryableError, match=f"{name}/0 delivered nothing"):
+    with monkeypatch.context() as patch, pytest.raises(RetryableError, match=f"{name}/0 delivered nothing"):
+        patch.setattr(limits, "SILENCE_MAX_S", 0.2)
         values(session, (name, 0), Range(0, 2))
     before = session._consumer
     topics.send(name, [b"a", b"b"])
