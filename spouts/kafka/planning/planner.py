@@ -323,6 +323,27 @@ class KafkaPlanner(PartitionPlanner):
         if fixing:
             self._end.fix(positions, ends, self._metadata, first=not previous)
         unread = self._read_first.note(positions, ends, first=not previous, believed=self._lost.believed)
+        available = self._available(positions, ends, unread)
+        shares = self._shares(previous, positions, ends, available, self._divided(limits, available, divisor))
+        skipped = any(position.gap is not None for position in positions.values())
+        begins = not previous and positions and not self._source.is_plain  # record the start itself
+        if not (any(shares.values()) or skipped or begins or (positions and fixing) or released):
+            if leaderless := [each for each in unread if each not in ends]:
+                self._metadata.refresh()
+                raise RetryableError(
+                    f"partition {leaderless[0]} is read first, and has no leader; the batch waits for it"
+                )
+            return None
+        made = self._entries(previous, unended, positions, ends, shares)
+        self._latest = made
+        self._end.note_plan(made, first=not previous)
+        return made
+
+    def _available(
+        self, positions: Mapping[str, Position], ends: Mapping[str, Offset], unread: Collection[str]
+    ) -> dict[str, int]:
+        """How many offsets the batch may take of each partition. ``unread``: the partitions that
+        are read before all others and have not been read to their end."""
         available = {}
         for partition, position in positions.items():
             end = ends.get(partition)
@@ -333,27 +354,45 @@ class KafkaPlanner(PartitionPlanner):
                 if position.end is not None:
                     readable = max(min(readable, position.end[0]), position.offset)
                 available[partition] = readable - position.offset
-        if divisor > 1:  # the batch that timed out may have been far below the limit
-            whole = sum(fair_shares(available, limits).values())
-            limits = replace(limits, batch_records_max=max(whole // divisor, 1))
+        return available
+
+    @staticmethod
+    def _divided(limits: KafkaLimits, available: Mapping[str, int], divisor: int) -> KafkaLimits:
+        """The limits of a batch that is planned again, smaller, because it timed out. It may have
+        been far below the limits."""
+        if divisor <= 1:
+            return limits
+        whole = sum(fair_shares(available, limits).values())
+        return replace(limits, batch_records_max=max(whole // divisor, 1))
+
+    def _shares(
+        self,
+        previous: Mapping[str, Meta | None],
+        positions: Mapping[str, Position],
+        ends: Mapping[str, Offset],
+        available: Mapping[str, int],
+        limits: KafkaLimits,
+    ) -> Mapping[str, int]:
+        """How many offsets the batch takes of each partition."""
+        if self._transactions is not None:
+            offsets = {each: position.offset for each, position in positions.items()}
+            identities = {each: (positions[each].topic_id, ends[each].leader_epoch) for each in available}
+            return self._transactions.shares(offsets, available, limits.batch_records_max, identities)
         turn = 0
         if len(available) > limits.batch_records_max:  # it says who comes first
             turn = sum(int(meta["next_offset"]) for meta in previous.values() if meta is not None)
-        if self._transactions is None:
-            shares = fair_shares(available, limits, turn=turn)
-        else:
-            offsets = {each: position.offset for each, position in positions.items()}
-            identities = {each: (positions[each].topic_id, ends[each].leader_epoch) for each in available}
-            shares = self._transactions.shares(offsets, available, limits.batch_records_max, identities)
-        skipped = any(position.gap is not None for position in positions.values())
-        begins = not previous and positions and not self._source.is_plain  # record the start itself
-        if not (any(shares.values()) or skipped or begins or (positions and fixing) or released):
-            if leaderless := [each for each in unread if each not in ends]:
-                self._metadata.refresh()
-                raise RetryableError(
-                    f"partition {leaderless[0]} is read first, and has no leader; the batch waits for it"
-                )
-            return None
+        return fair_shares(available, limits, turn=turn)
+
+    @staticmethod
+    def _entries(
+        previous: Mapping[str, Meta | None],
+        unended: Mapping[str, Meta | None],
+        positions: Mapping[str, Position],
+        ends: Mapping[str, Offset],
+        shares: Mapping[str, int],
+    ) -> Mapping[str, Meta]:
+        """The plan of the batch. ``unended``: the entries of ``previous`` that have not reached the
+        end of the spout."""
         plan = {each: meta for each, meta in previous.items() if meta is not None}
         for each in previous.keys() - unended.keys() if unended is not previous else ():
             if (ended := plan[each])["first_offset"] != ended["next_offset"] or "gap" in ended:
@@ -361,10 +400,7 @@ class KafkaPlanner(PartitionPlanner):
         for each, position in positions.items():
             end = ends.get(each)
             plan[each] = position.meta(shares.get(each, 0), end.leader_epoch if end is not None else None)
-        made = plan if len(plan) == len(previous) else dict(sorted(plan.items()))
-        self._latest = made
-        self._end.note_plan(made, first=not previous)
-        return made
+        return plan if len(plan) == len(previous) else dict(sorted(plan.items()))
 
     def _has_new_topic(self, topic: str) -> bool:
         """Whether a topic of the source was created since the topics were looked up last."""
