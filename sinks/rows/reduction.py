@@ -100,46 +100,103 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
         )
         rows, deleted = rows.take(order), deleted[order.to_numpy()]
         groups, rank, count = _grouped(rows, changes.key)
-    places = np.arange(rows.num_rows)
-    last, last_deleted = np.full(count, -1), np.full(count, -1)
-    np.maximum.at(last, groups, places)
-    np.maximum.at(last_deleted, groups[deleted], places[deleted])
-    action = np.where(last_deleted == last, DELETE, np.where(last_deleted >= 0, REPLACE, UPSERT))
-    found = rows.take(pa.array(last))
-    after = places > last_deleted[groups]
-    kept: dict[str, Truths] = {}
-    for number, field in enumerate(rows.schema):
-        if field.name in changes.key or not (changes.ignore_nulls or number in unchanged):
-            continue
-        given = after & ~unchanged.get(number, np.False_)
-        if changes.ignore_nulls:
-            given &= rows.column(number).is_valid().to_numpy()
-        newest = np.full(count, -1)
-        np.maximum.at(newest, groups[given], places[given])
-        found = found.set_column(number, field, rows.column(number).take(pa.array(newest, mask=newest < 0)))
-        if number in unchanged and not changes.ignore_nulls:
-            kept[f"{KEPT}{number}"] = (newest < 0) & (action == UPSERT)
-    found = found.append_column(ACTION, pa.array(action, pa.int64()))
-    if changes.sequence is not None:
-        at = pa.array(last_deleted, mask=action != REPLACE)
-        found = found.append_column(DELETED_AT, rows.column(changes.sequence).take(at))
-    newest_position = np.full(count, _UNKNOWN)
-    if positions is not None:
-        np.maximum.at(newest_position, groups[deleted], positions[deleted])
-    if unchanged:
-        leaving = _any(unchanged)
-        whole = after & ~leaving & ~deleted
-        first_whole = np.full(count, rows.num_rows)
-        np.minimum.at(first_whole, groups[whole], places[whole])
-        needed = np.full(count, NOT_NEEDED)
-        needs = groups[leaving & after & (rank == 0)]
-        needed[needs] = np.where(first_whole[needs] < rows.num_rows, WHOLE, NEEDED)
-        needed[groups[leaving & after & _after_a_delete(groups, rank, deleted)]] = NEVER
-        if positions is not None:
-            taking = leaving & after & (places < first_whole[groups])
-            np.maximum.at(newest_position, groups[taking], positions[taking])
-        found = _marked(found, {ROW_NEEDED: needed, **kept})
-    return [_marked(found, {POSITION: newest_position}) if positions is not None else found]
+    return [_ByKey(changes, rows, deleted, unchanged, positions, groups=groups, rank=rank, count=count).folded()]
+
+
+class _ByKey:
+    """Changes in their order, of which the last one of each key decides. ``groups``, ``rank`` and
+    ``count``: as of ``_grouped``."""
+
+    def __init__(
+        self,
+        changes: Changes,
+        rows: pa.Table,
+        deleted: Truths,
+        unchanged: dict[int, Truths],
+        positions: Numbers | None,
+        *,
+        groups: Numbers,
+        rank: Numbers,
+        count: int,
+    ) -> None:
+        self._changes, self._rows, self._positions = changes, rows, positions
+        self._deleted, self._unchanged = deleted, unchanged
+        self._groups, self._rank, self._count = groups, rank, count
+        self._places = places = np.arange(rows.num_rows)
+        self._last = self._newest(np.ones(len(places), np.bool_))
+        self._last_deleted = self._newest(deleted)
+        #: Which changes come after the last deletion of their key.
+        self._after = places > self._last_deleted[groups]
+
+    def folded(self) -> pa.Table:
+        """One change per key that has the effect of all."""
+        last, last_deleted, positions = self._last, self._last_deleted, self._positions
+        action = np.where(last_deleted == last, DELETE, np.where(last_deleted >= 0, REPLACE, UPSERT))
+        found, missing = self._with_newest_values(self._rows.take(pa.array(last)))
+        found = found.append_column(ACTION, pa.array(action, pa.int64()))
+        if self._changes.sequence is not None:
+            at = pa.array(last_deleted, mask=action != REPLACE)
+            found = found.append_column(DELETED_AT, self._rows.column(self._changes.sequence).take(at))
+        if self._unchanged:
+            kept = {} if self._changes.ignore_nulls else missing
+            marks = {f"{KEPT}{number}": its & (action == UPSERT) for number, its in kept.items()}
+            found = _marked(found, {ROW_NEEDED: self._needed(), **marks})
+        return _marked(found, {POSITION: self._newest_positions(positions)}) if positions is not None else found
+
+    def _newest(self, chosen: Truths) -> Numbers:
+        """By key, the place of the last one of these changes, or -1."""
+        found = np.full(self._count, -1)
+        np.maximum.at(found, self._groups[chosen], self._places[chosen])
+        return found
+
+    def _with_newest_values(self, found: pa.Table) -> tuple[pa.Table, dict[int, Truths]]:
+        """The rows with the newest values that the changes of their keys give; and for each column
+        that changes leave out, the keys for which none gives a value."""
+        missing: dict[int, Truths] = {}
+        for number, field in enumerate(self._rows.schema):
+            leaves_out = self._changes.ignore_nulls or number in self._unchanged
+            if field.name in self._changes.key or not leaves_out:
+                continue
+            column = self._rows.column(number)
+            given = self._after & ~self._unchanged.get(number, np.False_)
+            if self._changes.ignore_nulls:
+                given &= column.is_valid().to_numpy()
+            newest = self._newest(given)
+            found = found.set_column(number, field, column.take(pa.array(newest, mask=newest < 0)))
+            if number in self._unchanged:
+                missing[number] = newest < 0
+        return found, missing
+
+    def _leaving(self) -> Truths:
+        """Which changes after the last deletion of their key leave out values."""
+        return _any(self._unchanged) & self._after
+
+    def _first_whole(self) -> Numbers:
+        """By key, the place of its first change after the last deletion that leaves out nothing, or
+        the number of all changes."""
+        whole = self._after & ~_any(self._unchanged) & ~self._deleted
+        found = np.full(self._count, self._rows.num_rows)
+        np.minimum.at(found, self._groups[whole], self._places[whole])
+        return found
+
+    def _needed(self) -> Numbers:
+        """By key, whether the table must have its row, because changes leave out values."""
+        groups, leaving = self._groups, self._leaving()
+        needed = np.full(self._count, NOT_NEEDED)
+        needs = groups[leaving & (self._rank == 0)]
+        needed[needs] = np.where(self._first_whole()[needs] < self._rows.num_rows, WHOLE, NEEDED)
+        needed[groups[leaving & _after_a_delete(groups, self._rank, self._deleted)]] = NEVER
+        return needed
+
+    def _newest_positions(self, positions: Numbers) -> Numbers:
+        """By key, the newest position of its deletions, and of the changes that take values from
+        the row in the table."""
+        groups, chosen = self._groups, self._deleted
+        if self._unchanged:
+            chosen = chosen | (self._leaving() & (self._places < self._first_whole()[groups]))
+        found = np.full(self._count, _UNKNOWN)
+        np.maximum.at(found, groups[chosen], positions[chosen])
+        return found
 
 
 def _is_small_without_doubles(rows: pa.Table, changes: Changes) -> bool:
