@@ -21,6 +21,7 @@ from framework.streams.ports import StatefulSteps, Target
 from framework.submission import Executor, submit
 from framework.testing import Fault, run_on
 from framework.topology import HIDDEN, RECORD_FIELDS, TOMBSTONE, Bolt, Fields
+from framework.topology.bolts import OnBadRecord
 from framework.topology.fields import FieldType
 from framework.transactions.run import Run
 from framework.user_call_argument_checks import checks_arguments
@@ -93,29 +94,17 @@ class Pipeline(StreamsPipeline):
         ``spouts.OpaqueKafkaTransactionalSpout``; give them where the first topic is read.
         """
         call = called("read_kafka", *([topics] if topics is not None else []))
-        given: Any = (topics,) if isinstance(topics, str) or not isinstance(topics, Iterable) else topics
-        names: tuple[str, ...] = tuple(given) if topics is not None else ()
-        if not all(isinstance(each, str) for each in names):
-            raise call.mistake("give the name of a topic, or a list of names")
+        names = _names_of(call, topics, pattern)
         if headers is not None and not isinstance(headers, Mapping):
             raise call.mistake(
                 f"headers is {headers!r}: give a format for each, as in headers={{'trace': Text('trace')}}"
             )
-        if bool(names) == (pattern is not None):
-            raise call.mistake("name a topic, or give pattern=, one of the two")
         call.check_options(
             options, [*(each for each in inspect.signature(self.read_kafka).parameters if each != "options"), *OPTIONS]
         )
         for bound in ("start", "end"):
             check_moment(call, bound, options.get(bound))
-        metadata = (metadata,) if isinstance(metadata, str) else tuple(metadata)
-        for each in metadata:
-            if each not in METADATA_TYPES:
-                raise call.mistake(f"there is no metadata {each!r}{nearest(each, METADATA_TYPES)}")
-        bad: Any
-        bad, letters = (on_bad_record, None) if isinstance(on_bad_record, str) else ("dead_letter", on_bad_record)
-        if (letters is None and bad not in ("fail", "skip")) or (letters is not None and not isinstance(letters, Bolt)):
-            raise call.mistake(f"on_bad_record is {_named(on_bad_record)}: give 'fail', 'skip' or dead_letters(...)")
+        policy, letters = _policy_of(call, on_bad_record)
         read = Topics(
             name=name or (names[0] if names else "topics"),
             topics=names,
@@ -123,23 +112,13 @@ class Pipeline(StreamsPipeline):
             value=format_of(call, "value", value if value is not None else BytesCodec()),
             key=format_of(call, "key", key) if key is not None else None,
             headers={header: format_of(call, f"header {header}", each) for header, each in (headers or {}).items()},
-            metadata=metadata,
-            on_bad_record=bad,
+            metadata=_metadata_of(call, metadata),
+            on_bad_record=policy,
         )
         self._servers += [
             each.server for each in (read.value, read.key, *read.headers.values()) if each and each.server
         ]
-        reading = self._reading
-        if not isinstance(reading, Kafka):
-            reading = Kafka(options, 1 if parallelism is None else parallelism, letters)
-        else:
-            if options or parallelism is not None:
-                raise call.mistake(
-                    f"{next(iter(options), 'parallelism')} is for all topics of the pipeline: give it where the first is read"
-                )
-            if letters is not None and reading.dead_letters is not None:
-                raise call.mistake("the pipeline has dead_letters(...) already: they are for all of its topics")
-            reading.dead_letters = reading.dead_letters or letters
+        reading = self._kafka(call, options, parallelism, letters)
         schema = read.source.schema
         twice = next((each for each in schema.names if schema.names.count(each) > 1), None)
         if twice is not None:
@@ -152,6 +131,21 @@ class Pipeline(StreamsPipeline):
         except RatchetError as error:
             raise call.mistake(error) from None
         return stream
+
+    def _kafka(self, call: Call, options: Mapping[str, Any], parallelism: int | None, letters: Bolt | None) -> Kafka:
+        """What the topics of the pipeline have in common. ``options``, ``parallelism`` and
+        ``letters``: of one that is added."""
+        reading = self._reading
+        if not isinstance(reading, Kafka):
+            return Kafka(options, 1 if parallelism is None else parallelism, letters)
+        if options or parallelism is not None:
+            raise call.mistake(
+                f"{next(iter(options), 'parallelism')} is for all topics of the pipeline: give it where the first is read"
+            )
+        if letters is not None and reading.dead_letters is not None:
+            raise call.mistake("the pipeline has dead_letters(...) already: they are for all of its topics")
+        reading.dead_letters = reading.dead_letters or letters
+        return reading
 
     def mirror(
         self,
@@ -429,6 +423,36 @@ def _schema_of(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
         except (pa.ArrowException, TypeError) as error:
             raise TopologyError(f"the values of {name!r} have no type in common: {error}") from None
     return pa.schema(fields)
+
+
+def _names_of(call: Call, topics: Any, pattern: str | None) -> tuple[str, ...]:
+    """The names of the topics; none with a pattern."""
+    given = (topics,) if isinstance(topics, str) or not isinstance(topics, Iterable) else topics
+    names = tuple(given) if topics is not None else ()
+    if not all(isinstance(each, str) for each in names):
+        raise call.mistake("give the name of a topic, or a list of names")
+    if bool(names) == (pattern is not None):
+        raise call.mistake("name a topic, or give pattern=, one of the two")
+    return names
+
+
+def _metadata_of(call: Call, metadata: Sequence[str]) -> tuple[str, ...]:
+    names = (metadata,) if isinstance(metadata, str) else tuple(metadata)
+    for each in names:
+        if each not in METADATA_TYPES:
+            raise call.mistake(f"there is no metadata {each!r}{nearest(each, METADATA_TYPES)}")
+    return names
+
+
+def _policy_of(call: Call, on_bad_record: str | Bolt) -> tuple[OnBadRecord, Bolt | None]:
+    """What becomes of bad records, and the committer of dead letters."""
+    if isinstance(on_bad_record, Bolt):
+        return "dead_letter", on_bad_record
+    if on_bad_record == "fail":
+        return "fail", None
+    if on_bad_record == "skip":
+        return "skip", None
+    raise call.mistake(f"on_bad_record is {_named(on_bad_record)}: give 'fail', 'skip' or dead_letters(...)")
 
 
 def _named(given: object) -> str:

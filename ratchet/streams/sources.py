@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from framework.call_site import Call
 from framework.streams.ports import EarlyFilter, Reading, Source
 from framework.topology import DEFAULT_STREAM, HIDDEN, RECORD_FIELDS, TOMBSTONE, Fields, Spout
+from framework.topology.bolts import OnBadRecord
 from ratchet.streams.formats import Format
 from spouts import OpaqueKafkaTransactionalSpout, OpaqueMemoryTransactionalSpout, TopicStream
 from spouts.kafka.record_deserialization import METADATA_TYPES
@@ -44,7 +45,7 @@ class Topics:
     key: Format | None
     headers: Mapping[str, Format]
     metadata: tuple[str, ...]
-    on_bad_record: Literal["fail", "skip", "dead_letter"]
+    on_bad_record: OnBadRecord
 
     @property
     def source(self) -> Source:

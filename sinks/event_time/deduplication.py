@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
@@ -113,4 +112,5 @@ class DeduplicatingCommitter(WatermarkedCommitter):
             keys = self._keys(pa.Table.from_batches([batch]))
             times = times_of(batch.column(self.on), self.on, self.unit).tolist()
             held = self.state.multi_get(keys) if keys else []
-            yield from map(_Arrived, repeat(number), range(len(keys)), keys, times, held)
+            for row, (key, at, until) in enumerate(zip(keys, times, held, strict=True)):
+                yield _Arrived(number, row, key, at, until)
