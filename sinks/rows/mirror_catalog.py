@@ -4,7 +4,8 @@ for each of them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from framework.topology import Fields, TransactionAttempt
 from framework.topology.table_changes import COLUMNS_MAX, DEFAULT
 from sinks.rows.reduction import DELETED, reduced
 from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes, Column, UnfitTableError
-from sinks.rows.transactional_table import Members, RowTable
+from sinks.rows.transactional_table import Look, Members, RowTable
 
 #: The table with a row for each table of the copy.
 CATALOG = "ratchet_mirror"
@@ -61,6 +62,25 @@ class _Entry(NamedTuple):
     key: tuple[str, ...]
     columns: str
     topic: str | None
+
+
+class _Fit:
+    """What is known of a table in a transaction. ``fields``: the first field of each column of the
+    changes, by the name that the database compares."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, pa.Field] = {}
+        self._kinds: set[tuple[str, str]] = set()
+        self._has_positions = False
+
+    def has(self, part: Part) -> bool:
+        """Whether the table holds all values of the part."""
+        return (self._has_positions or not part.leaves_out) and self._kinds.issuperset(_kinds(part.columns or ()))
+
+    def add(self, part: Part, columns: pa.Schema) -> None:
+        """Note that the table has these columns, and what else the part needs."""
+        self._kinds.update(_kinds(columns))
+        self._has_positions |= part.leaves_out
 
 
 class Catalog(Members):
@@ -110,11 +130,14 @@ class Catalog(Members):
                 known = self._make(connection, parts, attempt)
             else:
                 known = self._known(self._entries(connection, parts), parts)
+            looks: dict[str, Look] = {}
             for each in parts:
                 if each.columns is not None and each.rounds is not None:
                     table = self._table(each.name, each.key, each.columns)
                     with table.named(_copy_of(each)):
-                        table.apply(connection, each.rounds, attempt.txid)
+                        if each.name not in looks or not looks[each.name].has(each.columns.names):
+                            looks[each.name] = table.look(connection)
+                        table.apply(connection, each.rounds, attempt.txid, look=looks[each.name])
                 elif each.name in known:
                     table = self._table(each.name, known[each.name].key)
                     with table.named(_copy_of(each)):
@@ -153,35 +176,62 @@ class Catalog(Members):
         """Create the tables that are missing, and add what others lack."""
         held = self._entries(connection, parts)
         known = self._known(held, parts)
-        fit: set[tuple[Any, ...]] = set()  # a table that has fitted once has become wider since, if anything
+        fits = self._fits(parts)
         for each in parts:
             if each.columns is None:
                 continue
             wanted, before = _Entry(each.source, each.key, _shown(each.columns), each.topic), held.get(each.name)
-            if (each.name, wanted, each.leaves_out) in fit:
+            fit = fits[each.name, each.key]
+            if fit.has(each):  # the table has become wider since, if anything
                 held[each.name] = wanted
                 continue
-            fit.add((each.name, wanted, each.leaves_out))
             table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
-            if before is not None and before[:3] == wanted[:3] and table.keeps_all(connection):
+            is_same = before is not None and before[:3] == wanted[:3]
+            if is_same and table.keeps_all(connection):
+                fit.add(each, each.columns)
                 continue
             if before is None:
                 names = self._own.rows_where(connection, [NAME], f"{NAME} IS NOT NULL")
                 self._check_name(each, {*held, *(name for (name,) in names)})
                 topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
                 self._claim(table, connection, f"{topology_id} ({self._own.name})")
-            types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
-            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
+            types = dict(json.loads(before.columns if before is not None else wanted.columns))
             with table.named(_copy_of(each)):
-                _check_number(table.columns(connection), each)
+                present = table.columns(connection)
+                _check_number(present, each)
+                if before is not None:  # rows that a new table gets have no defaults
+                    table = self._widest(each, fit.fields, present)
+                changed = [field.name for field in table.schema if types.get(field.name) != str(field.type)]
                 try:
                     table.make(connection, changed, attempt.txid)
                 except UnfitTableError as error:
-                    if before is not None and before[:3] == wanted[:3]:
+                    if is_same:
                         raise  # somebody has changed the table
                     raise BadRecordError(str(error)) from error
+            fit.add(each, table.schema)
             held[each.name] = wanted
         return known
+
+    def _fits(self, parts: Sequence[Part]) -> Mapping[tuple[str, tuple[str, ...]], _Fit]:
+        """What is known of each table, by its name and key."""
+        fits: dict[tuple[str, tuple[str, ...]], _Fit] = defaultdict(_Fit)
+        for each in parts:
+            for field in each.columns or ():
+                fits[each.name, each.key].fields.setdefault(self._own.dialect.folded(field.name), field)
+        return fits
+
+    def _widest(self, part: Part, fields: Mapping[str, pa.Field], present: Sequence[Column]) -> RowTable:
+        """The table, with the columns of a part, and those of ``fields`` that it can have besides,
+        so that all of them are added together. ``present``: the columns that it has."""
+        table = self._table(part.name, part.key, pa.schema(fields.values()))
+        names = {each.name for each in present}.union(part.columns.names if part.columns is not None else ())
+        columns = {each.name: each for each in part.columns or ()}
+        for name in table.could_have(present):
+            names.add(name)
+            if len(names) > COLUMNS_MAX:
+                break
+            columns.setdefault(name, table.schema.field(name))
+        return self._table(part.name, part.key, pa.schema(columns.values()), keeps_positions=part.leaves_out)
 
     def _claim(self, table: RowTable, connection: Any, owner: str) -> None:
         """Raise ``BadRecordError`` for the name of a table with another owner."""
@@ -224,8 +274,12 @@ def _copy_of(part: Part) -> str:
     return f"copy of {part.source}"
 
 
+def _kinds(columns: Iterable[pa.Field]) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in columns]
+
+
 def _shown(columns: pa.Schema) -> str:
-    return json.dumps([[each.name, str(each.type)] for each in columns])
+    return json.dumps(_kinds(columns))
 
 
 def _entries(known: Mapping[str, _Entry], parts: Sequence[Part], txid: int) -> pa.Table:

@@ -77,6 +77,17 @@ class HeldColumns:
     rounding: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a sql_txn has found of a table, for several changes. ``names``: its columns."""
+
+    names: frozenset[str]
+    held: HeldColumns
+
+    def has(self, names: Iterable[str]) -> bool:
+        return self.names.issuperset(names)
+
+
 #: Writes rows through a connection.
 WriteRows = Callable[[Any, pa.Table], None]
 #: Writes rows by a function that writes rows.
@@ -418,10 +429,25 @@ class RowTable(TableDefinition):
         query = f"SELECT {self._list(columns)} FROM {self._at(self._table)} WHERE {where}"
         return list(self._run(connection, query, values).fetchall())
 
-    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int, parts: WriteParts = all_at_once) -> None:
-        """Apply rounds of changes, as ``change`` does. ``parts``: writes the rows of a round."""
-        names = self._fit(connection)
-        held = self._held(connection)
+    def look(self, connection: Any) -> Look:
+        """What is there of the table, after the changes that ``on_new_column`` allows."""
+        self._fit(connection)
+        names = frozenset(each.name for each in self._held_columns(connection, self._table))
+        return Look(names, self._held(connection))
+
+    def apply(
+        self,
+        connection: Any,
+        rounds: Iterable[pa.Table],
+        txid: int,
+        parts: WriteParts = all_at_once,
+        *,
+        look: Look | None = None,
+    ) -> None:
+        """Apply rounds of changes, as ``change`` does. ``parts``: writes the rows of a round.
+        ``look``: of this sql_txn, with all declared columns."""
+        names = self._fit(connection) if look is None else self.schema.names
+        held = self._held(connection) if look is None else look.held
 
         def write(via: Any, rows: pa.Table) -> None:
             self._apply(via, rows, names, held, txid)
