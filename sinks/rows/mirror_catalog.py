@@ -122,27 +122,43 @@ class Catalog(Members):
         own = self._own
         if parts and not own.makes_in_sql_txn:
             with own.connected() as connection:
-                self._make(connection, parts, attempt)
+                self._make(connection, parts, attempt.txid)
         with own.committing(attempt) as (connection, first):
             if not first or not parts:
                 return
             if own.makes_in_sql_txn:
-                known = self._make(connection, parts, attempt)
+                known = self._make(connection, parts, attempt.txid)
             else:
                 known = self._known(self._entries(connection, parts), parts)
-            looks: dict[str, Look] = {}
-            for each in parts:
-                if each.columns is not None and each.rounds is not None:
-                    table = self._table(each.name, each.key, each.columns)
-                    with table.named(_copy_of(each)):
-                        if each.name not in looks or not looks[each.name].has(each.columns.names):
-                            looks[each.name] = table.look(connection)
-                        table.apply(connection, each.rounds, attempt.txid, look=looks[each.name])
-                elif each.name in known:
-                    table = self._table(each.name, known[each.name].key)
-                    with table.named(_copy_of(each)):
-                        table.empty(connection, attempt.txid, each.emptied_at)
+            self._apply(connection, parts, known, attempt.txid)
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
+
+    def try_change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
+        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` for a table that cannot be
+        as a change needs it, and for a row that the database refuses independently of other
+        rows. Changes that keep values of the previous row are not tried, because that row may be
+        of the same batch."""
+        with self._own.trying() as connection:
+            known = self._make(connection, parts, attempt.txid)
+            names = dict.fromkeys(each.name for each in parts)
+            alone = {each for each in names if not self._into(each).in_schema_of(self._own)._triggers(connection)}
+            with self._own.of_rows_alone():
+                tried = [each for each in parts if each.name in alone and not each.leaves_out]
+                self._apply(connection, tried, known, attempt.txid)
+
+    def _apply(self, connection: Any, parts: Sequence[Part], known: Mapping[str, _Entry], txid: int) -> None:
+        looks: dict[str, Look] = {}
+        for each in parts:
+            if each.columns is not None and each.rounds is not None:
+                table = self._table(each.name, each.key, each.columns)
+                with table.named(_copy_of(each)):
+                    if each.name not in looks or not looks[each.name].has(each.columns.names):
+                        looks[each.name] = table.look(connection)
+                    table.apply(connection, each.rounds, txid, look=looks[each.name])
+            elif each.name in known:
+                table = self._table(each.name, known[each.name].key)
+                with table.named(_copy_of(each)):
+                    table.empty(connection, txid, each.emptied_at)
 
     def _known(self, held: Mapping[str, _Entry], parts: Sequence[Part]) -> dict[str, _Entry]:
         """The entries of the catalog after the changes. ``held``: those that it has."""
@@ -172,7 +188,7 @@ class Catalog(Members):
         rows = self._own.rows_where(connection, [NAME, SOURCE, KEY, COLUMNS, OWNER], f"{NAME} IN ({marks})", *names)
         return {name: _Entry(source, tuple(json.loads(key)), *more) for name, source, key, *more in rows}
 
-    def _make(self, connection: Any, parts: Sequence[Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
+    def _make(self, connection: Any, parts: Sequence[Part], txid: int) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
         held = self._entries(connection, parts)
         known = self._known(held, parts)
@@ -193,8 +209,7 @@ class Catalog(Members):
             if before is None:
                 names = self._own.rows_where(connection, [NAME], f"{NAME} IS NOT NULL")
                 self._check_name(each, {*held, *(name for (name,) in names)})
-                topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
-                self._claim(table, connection, f"{topology_id} ({self._own.name})")
+                self._claim(table, connection, f"{self._own.owner(connection)} ({self._own.name})")
             types = dict(json.loads(before.columns if before is not None else wanted.columns))
             with table.named(_copy_of(each)):
                 present = table.columns(connection)
@@ -203,7 +218,7 @@ class Catalog(Members):
                     table = self._widest(each, fit.fields, present)
                 changed = [field.name for field in table.schema if types.get(field.name) != str(field.type)]
                 try:
-                    table.make(connection, changed, attempt.txid)
+                    table.make(connection, changed, txid)
                 except UnfitTableError as error:
                     if is_same:
                         raise  # somebody has changed the table
@@ -223,14 +238,15 @@ class Catalog(Members):
     def _widest(self, part: Part, fields: Mapping[str, pa.Field], present: Sequence[Column]) -> RowTable:
         """The table, with the columns of a part, and those of ``fields`` that it can have besides,
         so that all of them are added together. ``present``: the columns that it has."""
+        folded = self._own.dialect.folded
+        columns = {folded(each.name): each for each in part.columns or ()}
         table = self._table(part.name, part.key, pa.schema(fields.values()))
-        names = {each.name for each in present}.union(part.columns.names if part.columns is not None else ())
-        columns = {each.name: each for each in part.columns or ()}
+        names = {each.name for each in present}.union(each.name for each in columns.values())
         for name in table.could_have(present):
             names.add(name)
             if len(names) > COLUMNS_MAX:
                 break
-            columns.setdefault(name, table.schema.field(name))
+            columns.setdefault(folded(name), table.schema.field(name))
         return self._table(part.name, part.key, pa.schema(columns.values()), keeps_positions=part.leaves_out)
 
     def _claim(self, table: RowTable, connection: Any, owner: str) -> None:
