@@ -246,7 +246,7 @@ class Catalog(Members):
             names.add(name)
             if len(names) > COLUMNS_MAX:
                 break
-            columns.setdefault(folded(name), table.schema.field(name))
+            columns.setdefault(folded(name), fields[folded(name)])
         return self._table(part.name, part.key, pa.schema(columns.values()), keeps_positions=part.leaves_out)
 
     def _claim(self, table: RowTable, connection: Any, owner: str) -> None:
