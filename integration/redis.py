@@ -29,7 +29,9 @@ class RedisServer(Server):
             **self._settings,
         }
         # Every user can read a command line, and a setting may be a password.
-        config = self.write("redis.conf", "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items()), secret=True)
+        config = self.write(
+            "redis.conf", "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items()), secret=True
+        )
         return [self.host.program("redis-server"), str(config)]
 
     def is_ready(self) -> bool:

@@ -134,8 +134,8 @@ class Catalog(Members):
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
 
     def try_change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
-        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` for a table that cannot be
-        as a change needs it, and for a row that the database refuses independently of other
+        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` for a table that cannot
+        be as a change needs it, and for a row that the database refuses independently of other
         rows. Changes that keep values of the previous row are not tried, because that row may be
         of the same batch."""
         with self._own.trying() as connection:

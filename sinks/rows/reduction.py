@@ -72,7 +72,8 @@ def apart(rows: RowBuffer, changes: Changes) -> Iterator[ChangesApart]:
         has_due, has_kept = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         has_due[groups[is_due]], has_kept[groups[~is_due]] = True, True
         kept, due = (
-            reduced(table.filter(pa.array(each[groups])), changes) for each in (has_kept & ~has_due, has_due & ~has_kept)
+            reduced(table.filter(pa.array(each[groups])), changes)
+            for each in (has_kept & ~has_due, has_due & ~has_kept)
         )
         yield ChangesApart(kept, due, table.filter(pa.array((has_due & has_kept)[groups])), changes)
 

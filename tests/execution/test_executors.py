@@ -297,7 +297,9 @@ class ComesBackWrong(BatchCount):
 
 
 @pytest.mark.rule("C13")
-@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, PanicException])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, PanicException]
+)
 def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: type[BaseException]) -> None:
     """Whatever it raises: also what would end a thread, or look like the end of a channel."""
     builder, _ = global_count(tmp_path / "x.db")

@@ -323,7 +323,7 @@ def test_windows_beside_records_are_left_out_of_an_upserted_table(made: Database
     text = "varchar(200)" + (" COLLATE utf8mb4_nopad_bin" if isinstance(made, MySqlDatabase) else "")
     made.run(f'CREATE TABLE "keyed" (shop {text} PRIMARY KEY, orders bigint, _txid bigint, CHECK (orders IN (1, 7)))')
     sink = builder.set_bolt("sink", UpsertCommitter(made.table("keyed"), ["shop"]))
-    sink.global_grouping("closed").global_grouping("plain")
+    sink.global_grouping("plain").global_grouping("closed")  # the windows come last
     store = MemoryStore()
     status = ended(builder.build(), store)
     assert [*refused(store, "merged")] == ([("0", 5)] if closing == "bad" else [])

@@ -308,7 +308,9 @@ def test_messages_with_few_of_their_fields_have_the_same_columns(
 ) -> None:
     """Only the fields that they have are read: 450,000 empty messages took 4.7 s."""
     of_two = message("Two", field("n", 1, "int32", defaultValue="7"), field("text", 2, "string"))
-    two = file_of(message("Lists", field("two", 1, ".o.Two", label="repeated")), of_two, name="o", package="o", syntax="proto2")
+    two = file_of(
+        message("Lists", field("two", 1, ".o.Two", label="repeated")), of_two, name="o", package="o", syntax="proto2"
+    )
     chance = random.Random(seed)
     holder = file_of(
         message("Holder", field("many", 1, ".t.Everything", label="repeated"), field("lists", 2, ".o.Lists")),
@@ -333,11 +335,15 @@ def test_messages_with_few_of_their_fields_have_the_same_columns(
 
 def test_few_fields_of_many_empty_messages_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = message("Wide", *[field(f"f{n}", n, "int64") for n in range(1, 31)])
-    codec = ProtobufCodec("t.Many", set_of(file_of(wide, message("Many", field("wide", 1, ".t.Wide", label="repeated")))))
+    codec = ProtobufCodec(
+        "t.Many", set_of(file_of(wide, message("Many", field("wide", 1, ".t.Wide", label="repeated"))))
+    )
     read = []
     places = protobuf_columns._places
     monkeypatch.setattr(
-        protobuf_columns, "_places", lambda *given: read.append([len(each) for each in places(*given)]) or places(*given)
+        protobuf_columns,
+        "_places",
+        lambda *given: read.append([len(each) for each in places(*given)]) or places(*given),
     )  # type: ignore[func-returns-value]
     batch, bad = codec.decode_good([b"\x0a\x00" * 20_000 + b"\x0a\x02\x18\x05"])
     assert (len(batch.column(0)[0]), bad) == (20_001, [])
