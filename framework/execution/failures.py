@@ -41,7 +41,7 @@ def users_errors() -> tuple[type[BaseException], ...]:
     ``sys.exit()``, a cancelled coroutine and a panic fail the call in which they occur; they do not
     end a process of Ratchet. Nor does a ``KeyboardInterrupt`` in another thread than the main one,
     where Ctrl-C raises none."""
-    found = (Exception, SystemExit, asyncio.CancelledError, *panics())
+    found: tuple[type[BaseException], ...] = (Exception, SystemExit, asyncio.CancelledError, *panics())
     return found if threading.current_thread() is threading.main_thread() else (*found, KeyboardInterrupt)
 
 

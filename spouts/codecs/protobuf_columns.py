@@ -168,7 +168,8 @@ def _empty_of(message: Descriptor) -> Callable[[], Any]:
     """Makes a message of a type without fields."""
     from google.protobuf import message_factory
 
-    return message_factory.GetMessageClass(message)
+    made: Callable[[], Any] = message_factory.GetMessageClass(message)
+    return made
 
 
 def _places(messages: Sequence[Any], by_number: Mapping[int, int]) -> list[list[int]]:
