@@ -380,6 +380,37 @@ def test_changes_with_a_new_column_each_add_them_together(database: Database, mo
     assert looks.count("people") < 15
 
 
+def test_columns_are_widened_by_one_statement_per_table(
+    postgres: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each statement may write all rows of the table. Changes of other columns may need it, too."""
+    database = PostgresDatabase(postgres.dsn, name.replace("-", "_"))
+    writer = Writer(database)
+    narrow = {
+        "id": INT,
+        **{f"c{n}": {**NUMBER, "parameters": {"scale": "1", "connect.decimal.precision": "3"}} for n in range(6)},
+    }
+    wide = {
+        "id": INT,
+        **{f"c{n}": {**NUMBER, "parameters": {"scale": "2", "connect.decimal.precision": "9"}} for n in range(6)},
+    }
+    writer.commit(1, [change_record("people", narrow, "c", {"id": 1})])
+    statements, run = list[str](), type(writer.table)._run
+    monkeypatch.setattr(
+        type(writer.table),
+        "_run",
+        lambda self, via, text, *more: statements.append(text) or run(self, via, text, *more),
+    )  # type: ignore[func-returns-value]
+    changes = [change_record("people", {"id": INT, f"c{n}": wide[f"c{n}"]}, "c", {"id": 2 + n}) for n in range(6)]
+    writer.commit(2, changes)
+    assert len([each for each in statements if "ALTER COLUMN" in each]) == 2
+    kinds = database.run(
+        "SELECT DISTINCT numeric_precision, numeric_scale FROM information_schema.columns WHERE table_name = 'people' "
+        "AND table_schema = current_schema() AND column_name LIKE 'c_'"
+    )
+    assert kinds == [(9, 2)]
+
+
 def test_columns_of_other_changes_are_added_up_to_the_most_of_a_table(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
