@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,8 @@ CELLS_MAX, CELLS_PER_BYTE = 1_000_000, 64
 #: So many of these values, and so many for each byte, are read one by one. For the others, only the
 #: fields are read that messages have: Protobuf's values are mostly denser.
 READ_CELLS, READ_PER_BYTE = 100_000, 2
+#: The bytes of a short value.
+_SHORT_BYTES = 64
 #: Seconds of the years 1 and 10,000 since 1970.
 FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
 #: The most seconds of a Duration.
@@ -138,7 +140,7 @@ def _of_values(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells) -
     if message.full_name == DURATION:
         return lambda values: pa.array([_duration(each) for each in values], pa.int64()).cast(pa.duration("us"))
     if is_json(message):
-        return lambda values: pa.array([_json(each) for each in values], pa.string())
+        return lambda values: pa.array(list(_json_of_each(values)), pa.string())
     if is_wrapper(message):
         inner = _of_values(message.fields[0], within, cells)
         return lambda values: inner([each.value for each in values])
@@ -202,6 +204,19 @@ def _duration(value: Any) -> int:
         raise ValueError(f"a Duration of {seconds} s and {nanos} ns is none of Protobuf's")
     micros = abs(nanos) // 1_000
     return seconds * 1_000_000 + (micros if nanos > 0 else -micros)
+
+
+def _json_of_each(values: Iterable[Any]) -> Iterator[str]:
+    """Equal short values are converted once: their conversion takes microseconds per byte."""
+    known: dict[bytes, str] = {}
+    for each in values:
+        content = each.SerializeToString(deterministic=True)
+        text = known.get(content)
+        if text is None:
+            text = _json(each)
+            if len(content) <= _SHORT_BYTES:
+                known[content] = text
+        yield text
 
 
 def _json(value: Any) -> str:

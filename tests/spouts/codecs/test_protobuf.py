@@ -351,6 +351,20 @@ def test_few_fields_of_many_empty_messages_are_read(monkeypatch: pytest.MonkeyPa
     assert batch.column(0)[0][20_000].as_py()["f3"] == 5
 
 
+def test_equal_short_values_are_converted_to_json_once(
+    everything: ProtobufCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many empty ones in a value took microseconds each."""
+    converted = []
+    to_json = protobuf_columns._json
+    monkeypatch.setattr(protobuf_columns, "_json", lambda value: converted.append(1) or to_json(value))  # type: ignore[func-returns-value]
+    long = {"b": "x" * 100}
+    given = [{}, {"a": None}, long, {}, {"a": None}, {"a": 1}, long]
+    rows = everything.decode([Everything(data=each).SerializeToString() for each in given]).to_pylist()
+    assert [json.loads(row["data"]) for row in rows] == given
+    assert len(converted) == 5
+
+
 @pytest.mark.slow
 def test_a_value_cannot_fill_the_memory(everything: ProtobufCodec) -> None:
     """Empty messages within a message take two bytes each."""
