@@ -43,7 +43,7 @@ NOT_NEEDED, NEEDED, NEVER, WHOLE = 0, 1, 2, 3
 POSITION = "_ratchet_position"
 #: In changes that are not reduced yet: whether the change falls due by time, and may be left out.
 DUE = "_ratchet_due"
-OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED, POSITION)
+OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED, POSITION, DUE)
 #: For how many transactions the sequence or the position of a deleted row is kept.
 KEEP_DELETES = 100_000
 
