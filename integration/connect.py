@@ -75,7 +75,8 @@ class ConnectWorker(Server):
             "status.storage.partitions": "1",
             **self._settings,
         }
-        config = self.write("worker.properties", "".join(f"{key}={value}\n" for key, value in properties.items()))
+        text = "".join(f"{key}={value}\n" for key, value in properties.items())
+        config = self.write("worker.properties", text, secret=True)
         classpath = self.host.classpath(self._progress)
         java = [self.host.java(), _HEAP, *self.java_options, *self.java_files(), "-cp", classpath]
         return [*java, "org.apache.kafka.connect.cli.ConnectDistributed", str(config)]

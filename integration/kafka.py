@@ -186,7 +186,7 @@ class KafkaBroker(Server):
         return self._secure.reads() if self._secure is not None else ()
 
     def _write_properties(self, name: str, properties: Mapping[str, object]) -> Path:
-        return self.write(name, "".join(f"{key}={value}\n" for key, value in properties.items()))
+        return self.write(name, "".join(f"{key}={value}\n" for key, value in properties.items()), secret=True)
 
     def _format(self, java: list[str], properties: Mapping[str, str]) -> None:
         """Format the empty data folder with a cluster id and the users."""

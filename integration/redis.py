@@ -28,8 +28,17 @@ class RedisServer(Server):
             "maxmemory-policy": "noeviction",
             **self._settings,
         }
-        options = [part for key, value in settings.items() for part in (f"--{key}", value)]
-        return [self.host.program("redis-server"), *options]
+        # Every user can read a command line, and a setting may be a password.
+        config = self.write(
+            "redis.conf", "".join(f"{key} {_quoted(value)}\n" for key, value in settings.items()), secret=True
+        )
+        return [self.host.program("redis-server"), str(config)]
 
     def is_ready(self) -> bool:
         return exchange(self.port, b"PING\r\n").startswith((b"+PONG", b"-NOAUTH"))
+
+
+def _quoted(value: str) -> str:
+    """A value as Redis reads it from a file."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

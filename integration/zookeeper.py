@@ -122,7 +122,7 @@ class ZooKeeperServer(Server):
             **(self._secure.properties() if self._secure is not None else {}),
             **self._settings,
         }
-        config = self.write("zoo.cfg", "".join(f"{key}={value}\n" for key, value in properties.items()))
+        config = self.write("zoo.cfg", "".join(f"{key}={value}\n" for key, value in properties.items()), secret=True)
         data.mkdir(exist_ok=True)
         options = ["-Xmx256m", *self.java_options, *self.java_files()]
         if self._place is not None:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -38,8 +39,10 @@ def users_errors() -> tuple[type[BaseException], ...]:
     """The exceptions to catch from user code, for ``except users_errors()``. Python evaluates the
     call after the exception was raised, so a class that it created is included (see ``panics``).
     ``sys.exit()``, a cancelled coroutine and a panic fail the call in which they occur; they do not
-    end a process of Ratchet."""
-    return (Exception, SystemExit, asyncio.CancelledError, *panics())
+    end a process of Ratchet. Nor does a ``KeyboardInterrupt`` in another thread than the main one,
+    where Ctrl-C raises none."""
+    found: tuple[type[BaseException], ...] = (Exception, SystemExit, asyncio.CancelledError, *panics())
+    return found if threading.current_thread() is threading.main_thread() else (*found, KeyboardInterrupt)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,24 @@ def configure_logging(*, json_lines: bool = False, level: str = "info", inherite
     )
     logging.basicConfig(level=max(number, logging.WARNING), format="%(levelname)s %(name)s %(message)s")
     logging.getLogger("kazoo").setLevel(logging.ERROR)
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    without_py4j()
+
+
+class _OfOthers(logging.Filter):
+    """Leaves out what Py4J logs by the root logger, beside the errors that it raises."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return os.path.basename(os.path.dirname(record.pathname)) != "py4j"
+
+
+_OF_OTHERS = _OfOthers()
+
+
+def without_py4j() -> None:
+    """Keep stack traces of Py4J from the terminal. When Spark's JVM ends before this process, Py4J
+    raises an error, and logs it."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_OF_OTHERS)
 
 
 _quiet = ContextVar("quiet", default=False)

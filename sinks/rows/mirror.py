@@ -220,11 +220,23 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
     def _shown(self, changes: TableChanges) -> str:
         return f"component {self._component_id!r}: table {'.'.join(changes.table)}"
 
+    def may_try_writes(self) -> bool:
+        """Not if tables that are created stay there."""
+        return self.table.makes_in_sql_txn
+
+    def try_writes(self) -> None:
+        parts = self._all_parts()
+        if self._attempt is not None and parts:
+            catalog = Catalog(self.table, self._into)
+            self.table.limited(partial(catalog.try_change, self._attempt, parts))
+
+    def _all_parts(self) -> list[Part]:
+        return list(_parts((each for batch in self._batches for each in batch), self._named, self._into))
+
     def finish_batch(self) -> None:
         if self._attempt is None:
             return
-        changes = [each for batch in self._batches for each in batch]
-        parts = list(_parts(changes, self._named, self._into))
+        parts = self._all_parts()
         if parts or self._attempt.is_one_step:
             catalog = Catalog(self.table, self._into)
             self.table.limited(partial(catalog.change, self._attempt, parts))

@@ -4,7 +4,8 @@ for each of them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from framework.topology import Fields, TransactionAttempt
 from framework.topology.table_changes import COLUMNS_MAX, DEFAULT
 from sinks.rows.reduction import DELETED, reduced
 from sinks.rows.table_definition import KEEP_DELETES, ROW_NEEDED, Changes, Column, UnfitTableError
-from sinks.rows.transactional_table import Members, RowTable
+from sinks.rows.transactional_table import Look, Members, RowTable
 
 #: The table with a row for each table of the copy.
 CATALOG = "ratchet_mirror"
@@ -63,6 +64,25 @@ class _Entry(NamedTuple):
     topic: str | None
 
 
+class _Fit:
+    """What is known of a table in a transaction. ``fields``: the first field of each column of the
+    changes, by the name that the database compares."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, pa.Field] = {}
+        self._kinds: set[tuple[str, str]] = set()
+        self._has_positions = False
+
+    def has(self, part: Part) -> bool:
+        """Whether the table holds all values of the part."""
+        return (self._has_positions or not part.leaves_out) and self._kinds.issuperset(_kinds(part.columns or ()))
+
+    def add(self, part: Part, columns: pa.Schema) -> None:
+        """Note that the table has these columns, and what else the part needs."""
+        self._kinds.update(_kinds(columns))
+        self._has_positions |= part.leaves_out
+
+
 class Catalog(Members):
     """The tables of a copy, as the catalog has them: the table that owns the header."""
 
@@ -102,24 +122,43 @@ class Catalog(Members):
         own = self._own
         if parts and not own.makes_in_sql_txn:
             with own.connected() as connection:
-                self._make(connection, parts, attempt)
+                self._make(connection, parts, attempt.txid)
         with own.committing(attempt) as (connection, first):
             if not first or not parts:
                 return
             if own.makes_in_sql_txn:
-                known = self._make(connection, parts, attempt)
+                known = self._make(connection, parts, attempt.txid)
             else:
                 known = self._known(self._entries(connection, parts), parts)
-            for each in parts:
-                if each.columns is not None and each.rounds is not None:
-                    table = self._table(each.name, each.key, each.columns)
-                    with table.named(_copy_of(each)):
-                        table.apply(connection, each.rounds, attempt.txid)
-                elif each.name in known:
-                    table = self._table(each.name, known[each.name].key)
-                    with table.named(_copy_of(each)):
-                        table.empty(connection, attempt.txid, each.emptied_at)
+            self._apply(connection, parts, known, attempt.txid)
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
+
+    def try_change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
+        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` for a table that cannot
+        be as a change needs it, and for a row that the database refuses independently of other
+        rows. Changes that keep values of the previous row are not tried, because that row may be
+        of the same batch."""
+        with self._own.trying() as connection:
+            known = self._make(connection, parts, attempt.txid)
+            names = dict.fromkeys(each.name for each in parts)
+            alone = {each for each in names if not self._into(each).in_schema_of(self._own)._triggers(connection)}
+            with self._own.of_rows_alone():
+                tried = [each for each in parts if each.name in alone and not each.leaves_out]
+                self._apply(connection, tried, known, attempt.txid)
+
+    def _apply(self, connection: Any, parts: Sequence[Part], known: Mapping[str, _Entry], txid: int) -> None:
+        looks: dict[str, Look] = {}
+        for each in parts:
+            if each.columns is not None and each.rounds is not None:
+                table = self._table(each.name, each.key, each.columns)
+                with table.named(_copy_of(each)):
+                    if each.name not in looks or not looks[each.name].has(each.columns.names):
+                        looks[each.name] = table.look(connection)
+                    table.apply(connection, each.rounds, txid, look=looks[each.name])
+            elif each.name in known:
+                table = self._table(each.name, known[each.name].key)
+                with table.named(_copy_of(each)):
+                    table.empty(connection, txid, each.emptied_at)
 
     def _known(self, held: Mapping[str, _Entry], parts: Sequence[Part]) -> dict[str, _Entry]:
         """The entries of the catalog after the changes. ``held``: those that it has."""
@@ -149,39 +188,66 @@ class Catalog(Members):
         rows = self._own.rows_where(connection, [NAME, SOURCE, KEY, COLUMNS, OWNER], f"{NAME} IN ({marks})", *names)
         return {name: _Entry(source, tuple(json.loads(key)), *more) for name, source, key, *more in rows}
 
-    def _make(self, connection: Any, parts: Sequence[Part], attempt: TransactionAttempt) -> dict[str, _Entry]:
+    def _make(self, connection: Any, parts: Sequence[Part], txid: int) -> dict[str, _Entry]:
         """Create the tables that are missing, and add what others lack."""
         held = self._entries(connection, parts)
         known = self._known(held, parts)
-        fit: set[tuple[Any, ...]] = set()  # a table that has fitted once has become wider since, if anything
+        fits = self._fits(parts)
         for each in parts:
             if each.columns is None:
                 continue
             wanted, before = _Entry(each.source, each.key, _shown(each.columns), each.topic), held.get(each.name)
-            if (each.name, wanted, each.leaves_out) in fit:
+            fit = fits[each.name, each.key]
+            if fit.has(each):  # the table has become wider since, if anything
                 held[each.name] = wanted
                 continue
-            fit.add((each.name, wanted, each.leaves_out))
             table = self._table(each.name, each.key, each.columns, keeps_positions=each.leaves_out)
-            if before is not None and before[:3] == wanted[:3] and table.keeps_all(connection):
+            is_same = before is not None and before[:3] == wanted[:3]
+            if is_same and table.keeps_all(connection):
+                fit.add(each, each.columns)
                 continue
             if before is None:
                 names = self._own.rows_where(connection, [NAME], f"{NAME} IS NOT NULL")
                 self._check_name(each, {*held, *(name for (name,) in names)})
-                topology_id = attempt.fence.topology_id if attempt.fence is not None else ""
-                self._claim(table, connection, f"{topology_id} ({self._own.name})")
-            types = dict(json.loads(before.columns)) if before is not None else dict(json.loads(wanted.columns))
-            changed = [name for name, kind in json.loads(wanted.columns) if types.get(name) != kind]
+                self._claim(table, connection, f"{self._own.owner(connection)} ({self._own.name})")
+            types = dict(json.loads(before.columns if before is not None else wanted.columns))
             with table.named(_copy_of(each)):
-                _check_number(table.columns(connection), each)
+                present = table.columns(connection)
+                _check_number(present, each)
+                if before is not None:  # rows that a new table gets have no defaults
+                    table = self._widest(each, fit.fields, present)
+                changed = [field.name for field in table.schema if types.get(field.name) != str(field.type)]
                 try:
-                    table.make(connection, changed, attempt.txid)
+                    table.make(connection, changed, txid)
                 except UnfitTableError as error:
-                    if before is not None and before[:3] == wanted[:3]:
+                    if is_same:
                         raise  # somebody has changed the table
                     raise BadRecordError(str(error)) from error
+            fit.add(each, table.schema)
             held[each.name] = wanted
         return known
+
+    def _fits(self, parts: Sequence[Part]) -> Mapping[tuple[str, tuple[str, ...]], _Fit]:
+        """What is known of each table, by its name and key."""
+        fits: dict[tuple[str, tuple[str, ...]], _Fit] = defaultdict(_Fit)
+        for each in parts:
+            for field in each.columns or ():
+                fits[each.name, each.key].fields.setdefault(self._own.dialect.folded(field.name), field)
+        return fits
+
+    def _widest(self, part: Part, fields: Mapping[str, pa.Field], present: Sequence[Column]) -> RowTable:
+        """The table, with the columns of a part, and those of ``fields`` that it can have besides,
+        so that all of them are added together. ``present``: the columns that it has."""
+        folded = self._own.dialect.folded
+        columns = {folded(each.name): each for each in part.columns or ()}
+        table = self._table(part.name, part.key, pa.schema(fields.values()))
+        names = {each.name for each in present}.union(each.name for each in columns.values())
+        for name in table.could_have(present):
+            names.add(name)
+            if len(names) > COLUMNS_MAX:
+                break
+            columns.setdefault(folded(name), fields[folded(name)])
+        return self._table(part.name, part.key, pa.schema(columns.values()), keeps_positions=part.leaves_out)
 
     def _claim(self, table: RowTable, connection: Any, owner: str) -> None:
         """Raise ``BadRecordError`` for the name of a table with another owner."""
@@ -224,8 +290,12 @@ def _copy_of(part: Part) -> str:
     return f"copy of {part.source}"
 
 
+def _kinds(columns: Iterable[pa.Field]) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in columns]
+
+
 def _shown(columns: pa.Schema) -> str:
-    return json.dumps([[each.name, str(each.type)] for each in columns])
+    return json.dumps(_kinds(columns))
 
 
 def _entries(known: Mapping[str, _Entry], parts: Sequence[Part], txid: int) -> pa.Table:

@@ -7,7 +7,7 @@ a row that has another unique value of a new row, whatever its key.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from framework.topology import FORMER, REBUILT, Fields, Header, TransactionAttem
 from framework.topology.refused_row_bisection import OnRefused
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, EXISTED, TXID, WRITTEN_TABLE, Column
-from sinks.rows.transactional_table import READ_ROWS, HeldColumns
+from sinks.rows.transactional_table import READ_ROWS, Apart, HeldColumns
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, is_of_row_alone, line_of
 from sinks.sql.mysql_table_base import DUPLICATE, MySqlTableBase
@@ -256,10 +256,15 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
                 )
 
     def change(
-        self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        rounds: Iterable[pa.Table],
+        on_refused: OnRefused | None = None,
+        *,
+        apart: Callable[[], Iterable[Apart]] | None = None,
     ) -> None:
         self._add_columns_for(rounds)
-        super().change(attempt, rounds, on_refused)
+        super().change(attempt, rounds, on_refused, apart=apart)
 
     def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
         self._add_columns_for(rounds)

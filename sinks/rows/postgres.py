@@ -19,7 +19,7 @@ from framework.topology.refused_row_bisection import OnRefused
 from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
-from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns, WriteRows
+from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, Apart, HeldColumns, WriteRows
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_plpgsql_row_loop import NUMBER, ROWS_TABLE, RowByRow, allows_blocks
@@ -119,9 +119,14 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         self._within_limits("upsert", 1, partial(super().try_change, attempt, rounds))
 
     def change(
-        self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        rounds: Iterable[pa.Table],
+        on_refused: OnRefused | None = None,
+        *,
+        apart: Callable[[], Iterable[Apart]] | None = None,
     ) -> None:
-        self._within_limits("upsert", 1, partial(super().change, attempt, rounds, on_refused))
+        self._within_limits("upsert", 1, partial(super().change, attempt, rounds, on_refused, apart=apart))
 
     def limited(self, write: Callable[[], None]) -> None:
         self._within_limits("upsert", 1, write)

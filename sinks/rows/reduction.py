@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from sinks.key_hash_parts import KeyParts
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,
+    DUE,
     KEPT,
     NEEDED,
     NEVER,
@@ -50,6 +51,33 @@ def rounds_of(rows: RowBuffer, changes: Changes) -> Iterable[pa.Table]:
     return reduced(pa.Table.from_batches(rows), changes) if len(rows) else []
 
 
+class ChangesApart(NamedTuple):
+    """Changes, some of which may be left out (``DUE``), by what their keys have."""
+
+    kept: list[pa.Table]
+    due: list[pa.Table]
+    both: pa.Table
+    changes: Changes
+
+    def reduced(self, changes: pa.Table) -> list[pa.Table]:
+        return reduced(changes, self.changes)
+
+
+def apart(rows: RowBuffer, changes: Changes) -> Iterator[ChangesApart]:
+    """The changes of the keys that have changes which may be left out, apart from the others."""
+    for part in KeyParts(rows, changes.key) if rows.is_large else [rows]:
+        table = pa.Table.from_batches(part)
+        groups, _, count = _grouped(table, changes.key)
+        is_due = table.column(DUE).combine_chunks().to_numpy(zero_copy_only=False).astype(bool)
+        has_due, has_kept = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        has_due[groups[is_due]], has_kept[groups[~is_due]] = True, True
+        kept, due = (
+            reduced(table.filter(pa.array(each[groups])), changes)
+            for each in (has_kept & ~has_due, has_due & ~has_kept)
+        )
+        yield ChangesApart(kept, due, table.filter(pa.array((has_due & has_kept)[groups])), changes)
+
+
 class _RoundsByParts:
     """The rounds of one part of the rows after the other."""
 
@@ -75,7 +103,7 @@ def reduced(rows: pa.Table, changes: Changes) -> list[pa.Table]:
         repeated = _repeated(_grouped(rows, changes.key)[0], deleted, _any(unchanged), positions)
         if repeated.any():
             return reduced(rows.filter(pa.array(~repeated)), changes)
-    rows = rows.drop_columns([each for each in (DELETED, UNCHANGED, POSITION) if each in rows.column_names])
+    rows = rows.drop_columns([each for each in (DELETED, UNCHANGED, POSITION, DUE) if each in rows.column_names])
     if rows.num_rows == 0:
         return []
     if changes.sequence is None and positions is None and not unchanged and _is_small_without_doubles(rows, changes):

@@ -41,7 +41,9 @@ NOT_NEEDED, NEEDED, NEVER, WHOLE = 0, 1, 2, 3
 #: In staged rows and in ``<table>_deleted``: where a source that leaves out unchanged values has
 #: made a change.
 POSITION = "_ratchet_position"
-OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED, POSITION)
+#: In changes that are not reduced yet: whether the change falls due by time, and may be left out.
+DUE = "_ratchet_due"
+OWN_COLUMNS = (TXID, EXISTED, ACTION, DELETED_AT, ROW_NEEDED, POSITION, DUE)
 #: For how many transactions the sequence or the position of a deleted row is kept.
 KEEP_DELETES = 100_000
 
@@ -404,6 +406,21 @@ class TableDefinition(SqlTableBase, Table):
                 self._create_before(connection)
         return list(self.schema.names)
 
+    def could_have(self, held: Sequence[Column]) -> list[str]:
+        """The declared columns that the table has with a type that holds their values, or that
+        ``make`` can add or widen. ``held``: the columns that the table has."""
+        names = {self.dialect.folded(each.name): each for each in held}
+        found = []
+        for name, kind in self._declared().items():
+            its = names.get(self.dialect.folded(name))
+            if its is None:
+                found.append(name)
+            elif its.name == name and not its.generated:
+                widened = self._widened(its.kind, self.schema.field(name).type)
+                if widened is not None or _holds(its.kind.casefold(), kind.casefold()):
+                    found.append(name)
+        return found
+
     def _alterations(self, connection: Any, held: Sequence[Column]) -> list[str]:
         """The statements that add the declared columns that the table lacks, and widen those that
         are too narrow, where nothing is lost."""
@@ -419,12 +436,11 @@ class TableDefinition(SqlTableBase, Table):
         }
         if not widened:  # as in almost every transaction
             return added
-        return added + [
-            f"ALTER TABLE {self._at(table)} ALTER COLUMN {self._q(name)} TYPE {kind}"
-            for table, its in self._with_side_tables(connection, widened)
-            for name, kind in widened.items()
-            if name in its
-        ]
+        for table, its in self._with_side_tables(connection, widened):
+            kinds_in = [f"ALTER COLUMN {self._q(name)} TYPE {kind}" for name, kind in widened.items() if name in its]
+            if kinds_in:  # one statement, which writes the rows of the table once
+                added.append(f"ALTER TABLE {self._at(table)} {', '.join(kinds_in)}")
+        return added
 
     def _with_side_tables(self, connection: Any, names: Iterable[str]) -> Iterator[tuple[str, set[str]]]:
         """The table and its side tables, with the columns of the table that each of them has.

@@ -14,7 +14,7 @@ from sinks.rows.inspectable_table import InspectableTable
 from sinks.rows.rows_as_of import Key, Values
 from sinks.rows.sqlite_standin_table import ScratchTable
 from sinks.rows.table_definition import TXID
-from sinks.rows.transactional_table import WriteParts, all_at_once
+from sinks.rows.transactional_table import Look, WriteParts, all_at_once
 
 
 class ReplayTable(ScratchTable):
@@ -28,13 +28,21 @@ class ReplayTable(ScratchTable):
         super().__init__(folder, sink._fields, sink._changes, sink._stamp)
         self._sink, self._txid = sink, txid
 
-    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int, parts: WriteParts = all_at_once) -> None:
+    def apply(
+        self,
+        connection: Any,
+        rounds: Iterable[pa.Table],
+        txid: int,
+        parts: WriteParts = all_at_once,
+        *,
+        look: Look | None = None,
+    ) -> None:
         rounds = list(rounds)
         keys = list(dict.fromkeys(key for each in rounds for key in self._keys_in(each)))
         self._fill(connection, self._sink.before(keys, self._txid))
         if self._by_key().sequence is not None:
             self._fill_deleted(connection, self._sink.deletions(keys, self._txid))
-        super().apply(connection, rounds, txid, parts)
+        super().apply(connection, rounds, txid, parts, look=look)
 
     def _keys_in(self, rows: pa.Table) -> list[Key]:
         columns = []

@@ -37,9 +37,11 @@ from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType
 from framework.topology.canonical_form import form_of
 from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.bounded_pages import pages_by_bytes
+from sinks.key_hash_parts import halves_by_key
 from sinks.rows.table_definition import (
     ACTION,
     DELETED_AT,
+    DUE,
     EXISTED,
     KEPT,
     NEEDED,
@@ -77,6 +79,17 @@ class HeldColumns:
     rounding: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a sql_txn has found of a table, for several changes. ``names``: its columns."""
+
+    names: frozenset[str]
+    held: HeldColumns
+
+    def has(self, names: Iterable[str]) -> bool:
+        return self.names.issuperset(names)
+
+
 #: Writes rows through a connection.
 WriteRows = Callable[[Any, pa.Table], None]
 #: Writes rows by a function that writes rows.
@@ -87,6 +100,24 @@ SINGLE_ROWS = 1_000
 
 def all_at_once(connection: Any, rows: pa.Table, write: WriteRows) -> None:
     write(connection, rows)
+
+
+class Apart(Protocol):
+    """Changes, some of which may be left out. ``kept``: rounds of the keys that none of these
+    changes; ``due``: rounds of the keys that only these change; ``both``: the changes of other
+    keys in order, with a column ``DUE``."""
+
+    @property
+    def kept(self) -> Iterable[pa.Table]: ...
+
+    @property
+    def due(self) -> Iterable[pa.Table]: ...
+
+    @property
+    def both(self) -> pa.Table: ...
+
+    def reduced(self, changes: pa.Table) -> Iterable[pa.Table]:
+        """The rounds of some of ``both``."""
 
 
 class Members(Protocol):
@@ -268,7 +299,7 @@ class RowTable(TableDefinition):
     ) -> None:
         """``due``: more rows, which may be left out. None: all rows may be."""
 
-        def write(parts: WriteParts) -> None:
+        def write(parts: WriteParts, refused: list[BadRecordError]) -> None:
             with self.committing(attempt) as (connection, first):
                 if not first:
                     return
@@ -295,13 +326,28 @@ class RowTable(TableDefinition):
         """Write in a sql_txn that is rolled back. Raises ``BadRecordError`` for a row that the
         database refuses independently of other rows. Errors of triggers, foreign keys and unique
         values do not count, because the rows are only a part of the transaction."""
+        with self.of_rows_alone(), self.trying() as connection:
+            if not self._triggers(connection):
+                write(connection)
+
+    @contextmanager
+    def trying(self) -> Iterator[Any]:
+        """A sql_txn that is rolled back."""
+        with suppress(SqlRollBack), self._writing() as connection:
+            yield connection
+            raise SqlRollBack
+
+    @contextmanager
+    def of_rows_alone(self) -> Iterator[None]:
+        """Ignore a ``BadRecordError``, unless the database refuses a row independently of other
+        rows."""
         try:
-            with suppress(SqlRollBack), self._writing() as connection:
-                if not self._triggers(connection):
-                    write(connection)
-                raise SqlRollBack
+            yield
         except BadRecordError as error:
-            if self._is_of_row_alone(error.__cause__):
+            cause = error.__cause__
+            while isinstance(cause, BadRecordError):  # the name of a table was added
+                cause = cause.__cause__
+            if self._is_of_row_alone(cause):
                 raise
 
     @abstractmethod
@@ -314,18 +360,31 @@ class RowTable(TableDefinition):
         """Whether an error of the database refuses a row independently of other rows."""
 
     def change(
-        self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], on_refused: OnRefused | None = None
+        self,
+        attempt: TransactionAttempt,
+        rounds: Iterable[pa.Table],
+        on_refused: OnRefused | None = None,
+        *,
+        apart: Callable[[], Iterable[Apart]] | None = None,
     ) -> None:
         """Apply rounds of changes one after the other; a round has each key once. Its columns are
         those of the schema, ``ACTION``, and with a sequence ``DELETED_AT``: the sequence of the
         deletion before a ``REPLACE``. A round with changes that leave out unchanged values has
         ``ROW_NEEDED`` and columns ``KEPT`` too. ``POSITION``: of the last deletion, or of the last
         change that takes values from the table. The rounds may be read several times.
-        ``on_refused``: as of ``write``."""
+        ``on_refused``: as of ``write``. ``apart``: the same changes, if only some of them may be
+        left out."""
 
-        def write(parts: WriteParts) -> None:
+        def write(parts: WriteParts, refused: list[BadRecordError]) -> None:
             with self.committing(attempt, grouped=parts is all_at_once) as (connection, first):
-                if first and rounds:
+                if not first:
+                    return
+                if apart is not None and parts is not all_at_once:
+                    for each in apart():
+                        self.apply(connection, map(self._storable, each.kept), attempt.txid)
+                        self.apply(connection, map(self._storable, each.due), attempt.txid, parts)
+                        self._apply_both(connection, each, attempt.txid, refused)
+                elif rounds:
                     self.apply(connection, map(self._storable, rounds), attempt.txid, parts)
 
         self._accepted(write, on_refused)
@@ -334,36 +393,65 @@ class RowTable(TableDefinition):
         """Do what ``change`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
         self._tried(lambda connection: self.apply(connection, map(self._storable, rounds), attempt.txid))
 
-    def _accepted(self, write: Callable[[WriteParts], None], on_refused: OnRefused | None) -> None:
+    def _apply_both(self, connection: Any, apart: Apart, txid: int, refused: list[BadRecordError]) -> None:
+        """Apply the changes of keys that have both kinds of changes. If the database refuses the
+        changes of a key, leave out those that may be left out."""
+
+        def apply(changes: pa.Table) -> None:
+            self.apply(connection, map(self._storable, apart.reduced(changes)), txid)
+
+        parts = [apart.both] if apart.both.num_rows else []
+        while parts:
+            part = parts.pop()
+            try:
+                self._saved(connection, partial(apply, part))
+            except BadRecordError as error:
+                smaller = halves_by_key(part, self._by_key().key)
+                if smaller is not None:
+                    parts += smaller
+                    continue
+                apply(part.filter(pc.invert(part.column(DUE))))
+                refused.append(error)
+
+    def _saved(self, connection: Any, write: Callable[[], None]) -> None:
+        """Write, and take back what was written if the database refuses a part of it. Raises
+        ``BadRecordError`` then."""
+        self._run(connection, "SAVEPOINT _ratchet_part")
+        try:
+            with self._named_errors():
+                write()
+        except BadRecordError:
+            self._run(connection, "ROLLBACK TO SAVEPOINT _ratchet_part")
+            self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
+            raise
+        self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
+
+    def _accepted(
+        self, write: Callable[[WriteParts, list[BadRecordError]], None], on_refused: OnRefused | None
+    ) -> None:
         """Write all rows. If the database refuses rows that may be left out, write the others in a
         second sql_txn, which finds the refused rows by savepoints and halving. If the database
         itself can write rows one by one, it does so with refused parts."""
+        refused: list[BadRecordError] = []
         try:
-            write(all_at_once)
+            write(all_at_once, refused)
             return
         except BadRecordError:
             if on_refused is None:
                 raise
-        refused: list[BadRecordError] = []
-        write(partial(self._in_parts, refused))
+        write(partial(self._in_parts, refused), refused)
         for each in refused:
             on_refused(each)
 
     def _in_parts(self, refused: list[BadRecordError], connection: Any, rows: pa.Table, write: WriteRows) -> None:
         def saved(part: pa.Table) -> None:
-            self._run(connection, "SAVEPOINT _ratchet_part")
             try:
-                with self._named_errors():
-                    write(connection, part)
+                self._saved(connection, lambda: write(connection, part))
             except BadRecordError:
-                self._run(connection, "ROLLBACK TO SAVEPOINT _ratchet_part")
-                self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
                 singly = self._singly(connection, part, write) if 1 < part.num_rows <= SINGLE_ROWS else None
                 if singly is None:
                     raise
                 refused.extend(singly)
-                return
-            self._run(connection, "RELEASE SAVEPOINT _ratchet_part")
 
         self._check_immediately(connection)
         for _ in accepted(rows, saved, refused.append):
@@ -379,6 +467,10 @@ class RowTable(TableDefinition):
         commits, if the database can do that."""
 
     # --- under the header of another table --------------------------------------------------------
+
+    def owner(self, connection: Any) -> str:
+        """The topology that owns the table."""
+        return self._found_header(connection, "").topology_id
 
     @property
     def name(self) -> str:
@@ -418,10 +510,25 @@ class RowTable(TableDefinition):
         query = f"SELECT {self._list(columns)} FROM {self._at(self._table)} WHERE {where}"
         return list(self._run(connection, query, values).fetchall())
 
-    def apply(self, connection: Any, rounds: Iterable[pa.Table], txid: int, parts: WriteParts = all_at_once) -> None:
-        """Apply rounds of changes, as ``change`` does. ``parts``: writes the rows of a round."""
-        names = self._fit(connection)
-        held = self._held(connection)
+    def look(self, connection: Any) -> Look:
+        """What is there of the table, after the changes that ``on_new_column`` allows."""
+        self._fit(connection)
+        names = frozenset(each.name for each in self._held_columns(connection, self._table))
+        return Look(names, self._held(connection))
+
+    def apply(
+        self,
+        connection: Any,
+        rounds: Iterable[pa.Table],
+        txid: int,
+        parts: WriteParts = all_at_once,
+        *,
+        look: Look | None = None,
+    ) -> None:
+        """Apply rounds of changes, as ``change`` does. ``parts``: writes the rows of a round.
+        ``look``: of this sql_txn, with all declared columns."""
+        names = self._fit(connection) if look is None else self.schema.names
+        held = self._held(connection) if look is None else look.held
 
         def write(via: Any, rows: pa.Table) -> None:
             self._apply(via, rows, names, held, txid)

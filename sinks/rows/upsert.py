@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.arrow_spill import RowBuffer
 from framework.errors import BadRecordError, ConfigError, TopologyError
-from framework.topology import TOMBSTONE, Bolt, Input
+from framework.topology import TOMBSTONE, Bolt, Input, OutputCollector, TopologyContext, TransactionAttempt
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
 from framework.topology.inspectable import inspectable, with_scratch_states
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.rows.condition_parser import Condition
 from sinks.rows.inspectable_table import InspectableTable
-from sinks.rows.reduction import DELETED, UNCHANGED, rounds_of
+from sinks.rows.reduction import DELETED, UNCHANGED, apart, rounds_of
 from sinks.rows.sqlite_standin_table import ScratchTable
-from sinks.rows.table_definition import KEEP_DELETES, Changes, OnNewColumn
+from sinks.rows.table_definition import DUE, KEEP_DELETES, Changes, OnNewColumn
 from sinks.rows.transaction_replay_table import ReplayTable
 from sinks.rows.transactional_table import RowTable
 from sinks.rows.upsert_reference_model import ReferenceUpserts
@@ -152,8 +155,23 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
     def _no_rows(self) -> RowBuffer:
         return RowBuffer(f"{self.table.location}: more rows come")
 
+    def prepare(
+        self,
+        conf: Mapping[str, Any],
+        context: TopologyContext,
+        collector: OutputCollector,
+        batch_id: TransactionAttempt,
+    ) -> None:
+        super().prepare(conf, context, collector, batch_id)
+        #: The function to call for each row that falls due by time and is left out.
+        self._leave_out_due: OnRefused | None = None
+
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
-        for each in self.changes_in(batch).to_batches():
+        is_due = self._on_refused is None and self._on_refused_due is not None
+        if is_due:
+            self._leave_out_due = self._on_refused_due
+        found = self.changes_in(batch)
+        for each in found.append_column(DUE, pa.repeat(is_due, found.num_rows)).to_batches():
             self._batches.append(each)
 
     def changes_in(self, batch: pa.RecordBatch) -> pa.Table:
@@ -199,7 +217,10 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
         if self._attempt is None:
             return
         rounds = rounds_of(self._batches, self._changes)
-        if rounds or self._attempt.is_one_step:
+        if self._leave_out_due is not None:
+            parts = partial(apart, self._batches, self._changes)
+            self.table.change(self._attempt, rounds, self._leave_out_due, apart=parts)
+        elif rounds or self._attempt.is_one_step:
             self.table.change(self._attempt, rounds, self._on_refused)
 
 

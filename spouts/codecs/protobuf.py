@@ -60,7 +60,7 @@ class ProtobufDecoder:
                 chunk, size = [], 0
         self._add(chunk, batches, bad)
         if not batches:
-            batches.append(self._batch([], 0))
+            batches.append(self._batch([], 0, 0))
         return joined(batches), sorted(bad, key=lambda each: each.index)
 
     def _message(self, value: bytes) -> Any:
@@ -80,7 +80,8 @@ class ProtobufDecoder:
             return
         cells = CELLS_MAX if len(chunk) > 1 else CELLS_MAX + CELLS_PER_BYTE * chunk[0][1]
         try:
-            batches.append(self._batch([message for _, _, message in chunk], cells))
+            size = sum(size for _, size, _ in chunk)
+            batches.append(self._batch([message for _, _, message in chunk], cells, size))
         except (ValueError, pa.ArrowException) as error:
             if len(chunk) == 1:
                 bad.append(BadRecord(chunk[0][0], str(error)))
@@ -89,9 +90,9 @@ class ProtobufDecoder:
             self._add(chunk[:half], batches, bad)
             self._add(chunk[half:], batches, bad)
 
-    def _batch(self, messages: Sequence[Any], cells: int) -> pa.RecordBatch:
+    def _batch(self, messages: Sequence[Any], cells: int, size: int) -> pa.RecordBatch:
         present = np.fromiter((each is not None for each in messages), np.bool_, len(messages))
-        columns = self._columns([each for each in messages if each is not None], cells)
+        columns = self._columns([each for each in messages if each is not None], cells, size)
         if not present.all():
             columns = [spread(each, present) for each in columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

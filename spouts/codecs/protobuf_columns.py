@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 #: become so many more for each of its bytes. An empty message takes two bytes, and has a value in
 #: each column of its type.
 CELLS_MAX, CELLS_PER_BYTE = 1_000_000, 64
+#: So many of these values, and so many for each byte, are read one by one. For the others, only the
+#: fields are read that messages have: Protobuf's values are mostly denser.
+READ_CELLS, READ_PER_BYTE = 100_000, 2
+#: The bytes of a short value.
+_SHORT_BYTES = 64
 #: Seconds of the years 1 and 10,000 since 1970.
 FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
 #: The most seconds of a Duration.
@@ -43,11 +48,15 @@ class _Cells(threading.local):
     """How many values of columns may still be made."""
 
     left = 0
+    read = 0
 
-    def take(self, cells: int) -> None:
+    def take(self, cells: int) -> bool:
+        """Returns whether all of them may be read."""
         self.left -= cells
         if self.left < 0:
             raise ValueError("its messages hold too many fields for its size")
+        self.read -= cells
+        return self.read >= 0
 
 
 class Columns:
@@ -57,10 +66,11 @@ class Columns:
         self._cells = _Cells()
         self._columns = [_column(each, (message.full_name,), self._cells) for each in message.fields]
 
-    def __call__(self, messages: Sequence[Any], cells: int) -> list[pa.Array]:
-        """``cells``: the most values of columns that messages within these may become. Raises
-        ``ValueError`` where they become more, and for a value that its column cannot hold."""
-        self._cells.left = cells
+    def __call__(self, messages: Sequence[Any], cells: int, size: int) -> list[pa.Array]:
+        """``cells``: the most values of columns that messages within these may become. ``size``:
+        bytes of the messages. Raises ``ValueError`` where they become more, and for a value that
+        its column cannot hold."""
+        self._cells.left, self._cells.read = cells, READ_CELLS + READ_PER_BYTE * size
         return [column(messages) for column in self._columns]
 
 
@@ -130,7 +140,7 @@ def _of_values(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells) -
     if message.full_name == DURATION:
         return lambda values: pa.array([_duration(each) for each in values], pa.int64()).cast(pa.duration("us"))
     if is_json(message):
-        return lambda values: pa.array([_json(each) for each in values], pa.string())
+        return lambda values: pa.array(list(_json_of_each(values)), pa.string())
     if is_wrapper(message):
         inner = _of_values(message.fields[0], within, cells)
         return lambda values: inner([each.value for each in values])
@@ -140,11 +150,46 @@ def _of_values(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells) -
     columns = [_column(each, inner_names, cells) for each in message.fields]
     fields = [pa.field(each.name, arrow_type(each, inner_names)) for each in message.fields]
 
+    by_number = {each.number: place for place, each in enumerate(message.fields)}
+    absent = _empty_of(message)
+
     def structs(values: Sequence[Any]) -> pa.Array:
-        cells.take(len(values) * len(columns))
-        return pa.StructArray.from_arrays([column(values) for column in columns], fields=fields)
+        if cells.take(len(values) * len(columns)):
+            found = [column(values) for column in columns]
+        else:
+            found = [
+                _scattered(column([*(values[each] for each in its), absent()]), its, len(values))
+                for column, its in zip(columns, _places(values, by_number), strict=True)
+            ]
+        return pa.StructArray.from_arrays(found, fields=fields)
 
     return structs
+
+
+def _empty_of(message: Descriptor) -> Callable[[], Any]:
+    """Makes a message of a type without fields."""
+    from google.protobuf import message_factory
+
+    made: Callable[[], Any] = message_factory.GetMessageClass(message)
+    return made
+
+
+def _places(messages: Sequence[Any], by_number: Mapping[int, int]) -> list[list[int]]:
+    """For each field of a type, which messages have it. ``by_number``: which field has a number."""
+    found: list[list[int]] = [[] for _ in by_number]
+    for place, each in enumerate(messages):
+        for field, _ in each.ListFields():
+            if not field.is_extension:
+                found[by_number[field.number]].append(place)
+    return found
+
+
+def _scattered(column: pa.Array, places: Sequence[int], count: int) -> pa.Array:
+    """A column of ``count`` values, with the values of ``column`` at these places, and its last
+    value at the others."""
+    taken = np.full(count, len(column) - 1, np.int64)
+    taken[np.array(places, np.int64)] = np.arange(len(column) - 1)
+    return column.take(pa.array(taken))
 
 
 def _moment(value: Any) -> int:
@@ -159,6 +204,19 @@ def _duration(value: Any) -> int:
         raise ValueError(f"a Duration of {seconds} s and {nanos} ns is none of Protobuf's")
     micros = abs(nanos) // 1_000
     return seconds * 1_000_000 + (micros if nanos > 0 else -micros)
+
+
+def _json_of_each(values: Iterable[Any]) -> Iterator[str]:
+    """Equal short values are converted once: their conversion takes microseconds per byte."""
+    known: dict[bytes, str] = {}
+    for each in values:
+        content = each.SerializeToString(deterministic=True)
+        text = known.get(content)
+        if text is None:
+            text = _json(each)
+            if len(content) <= _SHORT_BYTES:
+                known[content] = text
+        yield text
 
 
 def _json(value: Any) -> str:

@@ -59,15 +59,12 @@ class ParsedSize:
         to the parser."""
         if not self._repeats or len(value) // 2 * self._largest <= PARSED_BYTES_MAX:
             return
-        left = PARSED_BYTES_MAX
+        left = PARSED_BYTES_MAX - self._root.size
         waiting = [_Part(self._root, 0, len(value), 0)]
-        while waiting:
-            part = waiting.pop()
-            left -= part.type.size
-            if part.depth <= NESTING_MAX:  # the parser goes no further, but it comes to the others
-                left -= part.groups_size(value, waiting)
-            if left < 0:
-                raise ValueError(f"its messages take more than {PARSED_BYTES_MAX >> 20} MiB of memory")
+        while waiting and left >= 0:
+            left -= _size_within(value, *waiting.pop(), waiting=waiting)
+        if left < 0:
+            raise ValueError(f"its messages take more than {PARSED_BYTES_MAX >> 20} MiB of memory")
 
 
 class _Part(NamedTuple):
@@ -78,35 +75,45 @@ class _Part(NamedTuple):
     end: int
     depth: int
 
-    def groups_size(self, value: bytes, waiting: list[_Part]) -> int:
-        """The memory of the groups directly within. Adds the other messages within to ``waiting``.
-        Stops where the bytes are no message."""
-        its, at, size = self.type, self.begin, 0
-        around: list[_Type] = []  # the messages around the group that is read
-        try:
-            while at < self.end:
-                tag, at = _varint(value, at)
-                kind, inner = tag & 7, its.messages.get(tag >> 3)
-                if kind == _VARINT:
-                    _, at = _varint(value, at)
-                elif kind == _BYTES:
-                    length, at = _varint(value, at)
-                    if inner is not None:
-                        waiting.append(_Part(inner, at, min(at + length, self.end), self.depth + len(around) + 1))
-                    at += length
-                elif kind == _GROUP:
-                    around.append(its)
-                    its = inner if inner is not None else _UNKNOWN
-                    size += its.size
-                elif kind == _GROUP_END and around:
-                    its = around.pop()
-                elif kind in (_FIXED64, _FIXED32):
-                    at += 8 if kind == _FIXED64 else 4
-                else:
-                    break
-        except IndexError:
-            pass
-        return size
+
+def _size_within(value: bytes, its: _Type, at: int, end: int, depth: int, *, waiting: list[_Part]) -> int:
+    """The memory of the messages directly within a part. Adds those to ``waiting`` that may have
+    others within. Stops where the bytes are no message."""
+    size, messages = 0, its.messages
+    around: list[_Type] = []  # the messages around the group that is read
+    try:
+        while at < end:
+            tag, at = value[at], at + 1
+            if tag > 0x7F:
+                tag, at = _varint(value, at - 1)
+            kind, inner = tag & 7, messages.get(tag >> 3)
+            if kind == _VARINT:
+                _, at = _varint(value, at)
+            elif kind == _BYTES:
+                length, at = value[at], at + 1
+                if length > 0x7F:
+                    length, at = _varint(value, at - 1)
+                if inner is not None:
+                    size += inner.size
+                    within = depth + len(around) + 1
+                    # the parser goes no further, but it comes to the others
+                    if length and inner.messages and within <= NESTING_MAX:
+                        waiting.append(_Part(inner, at, min(at + length, end), within))
+                at += length
+            elif kind == _GROUP:
+                around.append(its)
+                its = inner if inner is not None else _UNKNOWN
+                size, messages = size + its.size, its.messages
+            elif kind == _GROUP_END and around:
+                its = around.pop()
+                messages = its.messages
+            elif kind in (_FIXED64, _FIXED32):
+                at += 8 if kind == _FIXED64 else 4
+            else:
+                break
+    except IndexError:
+        pass
+    return size
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -190,7 +190,7 @@ def test_other_errors_stop_the_topology_with_the_component_named(runner: Any, tm
 
 
 @pytest.mark.behaviour("1.5")
-@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, PanicException])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, PanicException])
 def test_user_code_that_calls_exit_was_cancelled_or_panics_fails_like_any_other(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
@@ -204,7 +204,7 @@ def test_user_code_that_calls_exit_was_cancelled_or_panics_fails_like_any_other(
         run.wait_until_caught_up(PATIENCE_S)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, PanicException])
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt, PanicException])
 def test_a_store_that_raises_anything_at_the_start_ends_the_run_with_it(
     tmp_path: Path, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +297,9 @@ class ComesBackWrong(BatchCount):
 
 
 @pytest.mark.rule("C13")
-@pytest.mark.parametrize("error", [FileNotFoundError, SystemExit, asyncio.CancelledError, PanicException])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError, SystemExit, KeyboardInterrupt, asyncio.CancelledError, PanicException]
+)
 def test_a_committer_that_cannot_be_unpickled_is_named(tmp_path: Path, error: type[BaseException]) -> None:
     """Whatever it raises: also what would end a thread, or look like the end of a channel."""
     builder, _ = global_count(tmp_path / "x.db")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from framework.execution.spark.jvm_output import SparkOutput
-from tests.kit.waiting import wait_for
+from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class Printed:
@@ -75,3 +78,41 @@ def test_output_that_cannot_be_shown_does_not_stop_those_who_print(
     printed.output.show(False)
     printed.prints("the end\n")
     wait_for(lambda: "the end" in printed.output.log.read_text())
+
+
+PY4J = """
+import socket, threading
+from py4j.java_gateway import GatewayParameters, JavaGateway
+from py4j.protocol import Py4JError
+{quiet}
+
+gone = socket.create_server(("127.0.0.1", 0))
+gateway = JavaGateway(gateway_parameters=GatewayParameters(port=gone.getsockname()[1]))
+
+
+def end():
+    connection, _ = gone.accept()
+    gone.close()
+    connection.close()
+
+
+threading.Thread(target=end, daemon=True).start()
+try:
+    gateway.entry_point.anything()
+except Py4JError as error:
+    print(type(error).__name__)
+"""
+QUIET = "from framework.observe.logs import without_py4j; without_py4j()"
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_py4j_prints_no_stack_trace_when_the_jvm_is_gone(quiet: bool) -> None:
+    """Its error is raised, too. Without the filter, Py4J prints one, which shows that the test is
+    right."""
+    program = PY4J.format(quiet=QUIET if quiet else "")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True, timeout=PATIENCE_S
+    )
+    assert done.stdout.strip() in ("Py4JError", "Py4JNetworkError")
+    assert ("Traceback" in done.stderr) is not quiet, done.stderr

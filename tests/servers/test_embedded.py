@@ -18,19 +18,23 @@ import psutil
 import psycopg
 import pymysql
 import pytest
+import redis
 
 from integration import (
     EmbeddedServers,
     MariaDbServer,
     PgBouncerServer,
     PostgresServer,
+    RedisServer,
     ServerError,
     ZooKeeperServer,
     jars,
 )
+from integration.connect import ConnectWorker
 from integration.folder_permissions import open_folder
 from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
+from integration.kafka import KafkaBroker
 from integration.kafka_and_zookeeper import is_ours
 from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken, start_together, stop_all
@@ -185,6 +189,27 @@ def test_a_database_knows_its_administrator_by_a_secret_that_nobody_else_can_rea
         server.stop()
         server.start()
         assert _signs_in(server.dsn)
+
+
+@pytest.mark.integration
+def test_a_password_in_a_setting_is_on_no_command_line_and_in_no_file_that_others_can_read() -> None:
+    """Of Redis, Kafka, ZooKeeper and Connect: their settings may be passwords."""
+    secret, hard = "pass word", 'pass word\\"d #'
+    with open_folder() as folder, RedisServer(folder / "redis", settings={"requirepass": hard}) as server:
+        with redis.Redis(port=server.port, password=hard) as client:
+            assert client.ping()
+        servers = [
+            server,
+            KafkaBroker(folder / "kafka", settings={"ssl.key.password": secret}),
+            ZooKeeperServer(folder / "zookeeper", settings={"ssl.keyStore.password": secret}),
+            ConnectWorker(folder / "connect", bootstrap_servers="127.0.0.1:1", settings={"ssl.key.password": secret}),
+        ]
+        for each in servers:
+            each.folder.mkdir(exist_ok=True)
+            assert not [part for part in each.prepare() if "pass word" in part]
+        holding = [each for each in folder.rglob("*") if each.is_file() and b"pass word" in each.read_bytes()]
+        assert {each.name for each in holding} >= {"redis.conf", "server.properties", "zoo.cfg", "worker.properties"}
+        assert not [each for each in holding if each.stat().st_mode & 0o077]
 
 
 def _signs_in(dsn: str) -> bool:

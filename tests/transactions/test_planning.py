@@ -74,7 +74,11 @@ class Panics(Exits):
     error = PanicException
 
 
-@pytest.mark.parametrize("planner", [Exits, Panics])
+class Interrupts(Exits):
+    error = KeyboardInterrupt
+
+
+@pytest.mark.parametrize("planner", [Exits, Panics, Interrupts])
 def test_a_planner_that_calls_exit_or_panics_fails_like_any_other(planner: type[Exits]) -> None:
     failures: Queue[TaskFailure] = Queue()
     thread = PlanningThread(

@@ -37,7 +37,7 @@ from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.jvm_output import SparkOutput
 from framework.observe.allowed_hosts import host_of, is_loopback
-from framework.observe.logs import INHERITED, get_logger
+from framework.observe.logs import INHERITED, get_logger, without_py4j
 
 _log = get_logger()
 
@@ -199,6 +199,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     Uses an active context if it has the settings that Ratchet needs. Otherwise raises
     ``TopologyError``, because its settings could break the guarantees.
     """
+    without_py4j()
     active = SparkContext._active_spark_context
     if active is not None:
         return _with_code(_with_key(_checked(active)))

@@ -311,6 +311,48 @@ def test_windows_beside_records_are_left_out_of_a_table(made: Database) -> None:
     assert made.rows("appended", "shop, orders") == sorted([*records, *((shop, 1) for shop, _ in KEPT)])
 
 
+@pytest.mark.slow_for("mysql")
+@pytest.mark.parametrize("closing", ["a", "bad"])
+def test_windows_beside_records_are_left_out_of_an_upserted_table(made: Database, closing: str) -> None:
+    """Whether the record that closes them has the key of one of them, or is refused itself."""
+    given = [["a", 1], ["a", 2], ["b", 3], ["only", 4], ["only", 5], [closing, 600], ["z", 601]]
+    spout = OpaqueMemoryTransactionalSpout({0: given}, ROW, 1, on_bad_record="skip")
+    builder = by_minute("merged", spout)
+    builder.set_bolt("closed", OfWindows()).global_grouping("windows")
+    builder.set_bolt("plain", Sevens()).global_grouping("orders")
+    text = "varchar(200)" + (" COLLATE utf8mb4_nopad_bin" if isinstance(made, MySqlDatabase) else "")
+    made.run(f'CREATE TABLE "keyed" (shop {text} PRIMARY KEY, orders bigint, _txid bigint, CHECK (orders IN (1, 7)))')
+    sink = builder.set_bolt("sink", UpsertCommitter(made.table("keyed"), ["shop"]))
+    sink.global_grouping("plain").global_grouping("closed")  # the windows come last
+    store = MemoryStore()
+    status = ended(builder.build(), store)
+    assert [*refused(store, "merged")] == ([("0", 5)] if closing == "bad" else [])
+    assert status.left_out_rows == 2
+    assert made.rows("keyed", "shop, orders") == [("a", 7), ("b", 1), ("only", 7), ("z", 7)]
+
+
+class OfWindows(ArrowBolt):
+    """The shops of windows, with their numbers of orders."""
+
+    deterministic = True
+    takes_batches_whole = True
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        yield batch.select(["shop", "orders"])
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(Fields.of({"shop": pa.string(), "orders": pa.int64()}))
+
+
+class Sevens(OfWindows):
+    """The shops of records, with seven orders, or eight if they are bad."""
+
+    def execute_arrow(self, batch: pa.RecordBatch) -> Any:
+        shops = batch.column("shop")
+        orders = pc.if_else(pc.equal(shops, "bad"), pa.scalar(8, pa.int64()), pa.scalar(7, pa.int64()))
+        yield pa.RecordBatch.from_arrays([shops, orders], names=["shop", "orders"])
+
+
 class OnlyShort(ArrowBolt):
     """Shops with a short name, or of this name, with one order each."""
 

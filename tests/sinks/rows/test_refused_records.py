@@ -12,8 +12,9 @@ from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore, term_loop
 from framework.transactions.documents import read_history
-from sinks import AppendCommitter, UpsertCommitter
-from spouts import OpaqueMemoryTransactionalSpout
+from sinks import AppendCommitter, Mirror, UpsertCommitter
+from spouts import DebeziumChanges, OpaqueMemoryTransactionalSpout
+from tests.kit.change_records import INT, TEXT, change_record
 from tests.kit.refusing import refused
 from tests.kit.row_tables import Database, MySqlDatabase
 from tests.kit.waiting import PATIENCE_S
@@ -52,6 +53,38 @@ def test_records_that_only_a_database_refuses_are_found_before_the_next_commit(
     assert [len(each.attempts) for each in read_history(store, topology.id)] == [4]
     (told,) = [each for each in logs if each["event"] == "record.refused"]
     assert (told["records"], len(told["also"])) == (10, 9)
+    assert verify(topology, store).right
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("by", ["mirror", "database"])
+def test_changes_that_a_mirror_refuses_in_the_commit_are_found_before_the_next_one(
+    database: Database, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes of a type that their column does not hold, or that a constraint of the user's
+    refuses."""
+    kinds, bad = {"id": INT, "name": TEXT}, {23, 33, 63, 73}
+
+    def change(number: int) -> list[Any]:
+        is_bad = number in bad
+        wrong = {"id": INT, "name": INT} if is_bad and by == "mirror" else kinds
+        value = "bad" if is_bad and by == "database" else 5 if is_bad else f"w{number}"
+        return list(change_record("people", wrong, "c", {"id": number, "name": value}))
+
+    if by == "database":
+        database.run("CREATE TABLE people (id bigint PRIMARY KEY, name text, _txid bigint, CHECK (name <> 'bad'))")
+    fields = Fields.of({"key": pa.binary(), "value": pa.binary()})
+    given = {0: [change(number) for number in range(40)], 1: [change(number) for number in range(40, 80)]}
+    spout = OpaqueMemoryTransactionalSpout(given, fields, 20, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("mirrored", "spout", spout)
+    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    with submit(topology, {"topology.message.timeout.secs": 10_000}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    assert {row[0] for row in database.rows("people", "id")} == {*range(80)} - bad
+    # the first is refused in the commit and rolled back, the next one finds the records
+    assert [len(each.attempts) for each in read_history(store, topology.id)] == [1, 4]
     assert verify(topology, store).right
 
 
