@@ -63,25 +63,26 @@ from sinks.rows.transactional_table import RowTable
 from sinks.sql.backend import SqlBackend
 from sinks.sql.table_base import SqlTableBase
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
-from tests.kit.event_time_reference import Options, Record, Reference
+from tests.kit.event_time_chains import (
+    JOINS,
+    KINDS,
+    ONWARD,
+    RECORDS,
+    ROW,
+    STREAMS,
+    ChainReference,
+    OfKind,
+    Onward,
+    Shape,
+    Stage,
+    one_clock,
+    values_of,
+)
+from tests.kit.event_time_reference import Record
 from tests.kit.timed_parts import Summing
 from tests.sinks.event_time.test_interval_join import Part
 
-ROW = Fields(kind=str, id=str, partition=int, at=int, number=int)
 ID = "rescaled"
-SIDES = ("default", "late_left", "late_right")
-#: The streams of each committer.
-STREAMS = {
-    "windows": ("default", "late"),
-    "sessions": ("default", "late"),
-    "first": ("default", "late"),
-    "pairs": SIDES,
-    "valued": SIDES,
-    "expiring": ("default", "late", "expired"),
-    "timers": ("default", "late"),
-}
-#: The committers that go by the order of the records of a key. So a key has one partition.
-ORDERED = {"first", "valued"}
 #: The steps that write, of each kind of sink, before and after which a driver may die.
 WRITES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((SqlBackend, RedisBackend), ("multi_put", "apply", "roll_back", "sweep", "purge", "raise_header")),
@@ -102,11 +103,7 @@ class Text(ArrowBolt):
         self.stream = stream
 
     def execute_arrow(self, batch: pa.RecordBatch) -> Any:
-        columns = [
-            column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
-            for column in batch.columns
-        ]
-        rows = [json.dumps([self.stream, *row]) for row in zip(*columns, strict=True)]
+        rows = [json.dumps([self.stream, *row]) for row in values_of(batch)]
         yield pa.RecordBatch.from_arrays([pa.array(rows, pa.string())], names=["row"])
 
     def declare_output_fields(self, declarer: Any) -> None:
@@ -116,29 +113,18 @@ class Text(ArrowBolt):
 class World:
     """``backend``: makes the table of a state; by default in SQLite."""
 
-    def __init__(self, seed: int, folder: Path, backend: Callable[[str], MapBackend] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        backend: Callable[[str], MapBackend] | None = None,
+        shape: Callable[[random.Random], Shape] = one_clock,
+    ) -> None:
         self.chance = chance = random.Random(f"rescaled {seed}")
         self.folder = folder
         self.backend = backend or (lambda name: SqliteBackend(folder / "states.db", name))
-        length, idle = chance.randint(2, 12), chance.choice([None, None, 15, 50])
-        self.options = Options(
-            lag=chance.choice([0, 0, 3, 8]),
-            idle_after=idle,
-            length=length,
-            step=chance.randint(1, length) if chance.random() < 0.4 else length,
-            origin=chance.choice([0, 0, 1]),
-            lateness=chance.choice([0, 0, 6]),
-            gap=chance.randint(1, 9),
-            within=chance.randint(0, 9),
-            valid=chance.choice([None, 5]),
-            how=chance.choice(["inner", "left", "right", "outer"]),
-            ttl=chance.randint(1, 12),
-            remind=chance.randint(1, 9),
-            advance_when_idle=idle is not None and chance.random() < 0.4,
-        )
+        self.shape = shape(chance)
         self.opaque = chance.random() < 0.6
-        self.names = chance.sample(sorted(STREAMS), chance.randint(1, 2))
-        self.is_ordered = bool(ORDERED & set(self.names))
         #: Whether no record is later than the lag allows.
         self.is_tame = chance.random() < 0.5
         self.store = MemoryStore()
@@ -158,74 +144,89 @@ class World:
         self.silent = 0.0
 
     def more(self, partition: int, count: int) -> list[list[Any]]:
-        chance, options = self.chance, self.options
+        chance, shape = self.chance, self.shape
         start = max(self.newest.values()) if self.newest and chance.random() < 0.5 else 500
         at = self.newest.get(partition, start + chance.randint(-5, 5))
         made = []
         for _ in range(count):
             at += chance.choice([0, 1, 1, 2, 3, 8])
-            back = chance.randint(0, options.lag)
+            kind = KINDS[partition % 2] if shape.is_apart else chance.choice(KINDS)
+            back = chance.randint(0, shape.lags[kind])
             if not self.is_tame and chance.random() < 0.08:
                 back += chance.randint(1, 30)
-            key = chance.choice("abc") + (str(partition) if self.is_ordered else "")
+            key = chance.choice("abc") + (str(partition) if shape.is_ordered else "")
             its = at - back
             # Waiting records of one time are ordered by arrival, which tasks change (ADR 133).
-            while not self.is_ordered and (key, its) in self.moments:
+            while not shape.can_tie and (key, its) in self.moments:
                 its += 1
             self.moments.add((key, its))
             at = max(at, its)
-            made.append([chance.choice(["order", "payment"]), key, partition, its, next(self.numbers)])
+            made.append([kind, key, partition, its, next(self.numbers)])
         self.newest[partition] = at
         return made
 
     def build(self) -> Topology:
         """The topology, with other numbers of tasks."""
-        chance, options, second = self.chance, self.options, 1_000_000
+        chance, shape = self.chance, self.shape
 
         def tasks() -> int:
             return chance.choice([1, 1, 2, 3])
 
         def state(name: str) -> OpaqueMapState:
-            return OpaqueMapState(self.backend(name))
+            return OpaqueMapState(self.backend(name.replace("-", "_")))
 
         builder = TransactionalTopologyBuilder(ID, "records", self.spout, tasks())
-        watermark = WatermarkCommitter(
-            state("watermark"),
-            "at",
-            partition=["partition"],
-            out_of_orderness=options.lag,
-            idle_after=options.idle_after,
-            advance_when_idle=options.advance_when_idle,
-            max_ahead="1000000 days",
-        )
-        builder.set_bolt("watermark", watermark).global_grouping("records").global_grouping("records", CLOCK_STREAM)
-        for kind in ("order", "payment"):
-            builder.set_bolt(f"{kind}s", Part(kind), 1 if self.is_ordered else tasks()).shuffle_grouping("records")
-        window = EventWindows(options.length * second, options.step * second, options.origin * second)
-        totals = {"n": Count(), "total": Sum("number")}
-        one: dict[str, Any] = {"on": "at", "key": ["id"]}
-        both: dict[str, Any] = {"key": ["id"], "left": "order_at", "right": "payment_at"}
-        lateness = options.lateness
-        makers: dict[str, Callable[[OpaqueMapState], Any]] = {
-            "windows": lambda its: WindowedCommitter(its, window, aggregates=totals, allowed_lateness=lateness, **one),
-            "sessions": lambda its: SessionCommitter(its, options.gap, aggregates=totals, **one),
-            "first": lambda its: DeduplicatingCommitter(its, within=options.gap, **one),
-            "pairs": lambda its: JoiningCommitter(its, within=options.within, how=options.how, **both),
-            "valued": lambda its: AsOfJoiningCommitter(its, within=options.valid, how="left", **both),
-            "expiring": lambda its: ExpiringCommitter(its, ttl=options.ttl, aggregates=totals, **one),
-            "timers": lambda its: Summing(its, options.remind, **one),
-        }
-        for name in self.names:
-            subscribed = builder.set_bolt(name, makers[name](state(name)), tasks()).all_grouping("watermark")
-            for source in ("orders", "payments") if name in ("pairs", "valued") else ("records",):
+        for kind in KINDS:
+            its = 1 if shape.is_ordered else tasks()
+            if any(kind in each.feeds and each.operator in JOINS for each in shape.stages):
+                builder.set_bolt(f"{kind}s", Part(kind), its).shuffle_grouping(RECORDS)
+            if any(kind in each.feeds and each.operator not in JOINS for each in shape.stages) or any(
+                kind == each.feed for each in shape.clocks
+            ):
+                builder.set_bolt(kind, OfKind(kind), its).shuffle_grouping(RECORDS)
+        for clock in shape.clocks:
+            its = clock.options
+            watermark = WatermarkCommitter(
+                state(clock.name),
+                "at",
+                partition=["partition"] if clock.by_partition else [],
+                out_of_orderness=its.lag,
+                idle_after=its.idle_after,
+                advance_when_idle=its.advance_when_idle,
+                max_ahead="1000000 days",
+            )
+            builder.set_bolt(clock.name, watermark).global_grouping(clock.feed).global_grouping(RECORDS, CLOCK_STREAM)
+        for stage in shape.stages:
+            sources = [self.source_of(builder, stage, *each, tasks) for each in zip(stage.feeds, stage.kinds, strict=True)]
+            subscribed = builder.set_bolt(stage.name, committer(stage, state(stage.name)), tasks())
+            for source in sources:
                 subscribed.fields_grouping(source, Fields("id"))
-        sent = [(name, stream) for name in self.names for stream in STREAMS[name]]
+            for name in stage.clocks:
+                subscribed.all_grouping(name)
+        sent = [(stage.name, stream) for stage in shape.stages for stream in STREAMS[stage.operator]]
         for name, stream in sent:
             builder.set_bolt(f"{name}-{stream}", Text(f"{name}/{stream}")).shuffle_grouping(name, stream)
         out = builder.set_bolt("out", AppendCommitter(SqliteTable(self.folder / "sent.db", "sent")), tasks())
         for name, stream in sent:
             out.shuffle_grouping(f"{name}-{stream}")
         return builder.build()
+
+    def source_of(
+        self, builder: TransactionalTopologyBuilder, stage: Stage, feed: str, kind: str, tasks: Callable[[], int]
+    ) -> str:
+        """The component that emits a feed of a stage."""
+        is_join = stage.operator in JOINS
+        if feed in KINDS:
+            return f"{feed}s" if is_join else feed
+        if feed == RECORDS:
+            return feed
+        above = next(each for each in self.shape.stages if each.name == feed)
+        onward = builder.set_bolt(f"{feed}-{stage.name}", Onward(above, stage, kind if is_join else None), tasks())
+        if stage.operator == "first":
+            onward.fields_grouping(feed, Fields("id"), stream=ONWARD[above.operator])
+        else:
+            onward.shuffle_grouping(feed, ONWARD[above.operator])
+        return f"{feed}-{stage.name}"
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -328,7 +329,8 @@ class World:
         executor.commit = self.striking("commit", executor.commit, may_be_silent=False)  # type: ignore[method-assign]
         executor.start()
         threads = VirtualThreads(lambda name: None, 40_000)
-        settings = {"topology.spout.emit.empty.batches": True} if self.options.advance_when_idle else {}
+        advances = any(each.options.advance_when_idle for each in self.shape.clocks)
+        settings = {"topology.spout.emit.empty.batches": True} if advances else {}
         purge_every = self.chance.choice([1, 2, 1_000])
         driver = Driver(
             built,
@@ -404,7 +406,7 @@ class World:
     # --- what must have been sent -----------------------------------------------------------------
 
     def check(self, built: Topology) -> None:
-        reference, place, late = Reference(self.options), Counter[str](), 0
+        reference, place, late = ChainReference(self.shape), Counter[str](), 0
         found: dict[int, dict[str, Counter[Any]]] = {}
         with closing(sqlite3.connect(self.folder / "sent.db")) as connection:
             for txid, row in connection.execute("SELECT _txid, row FROM sent"):
@@ -429,24 +431,53 @@ class World:
                 unread=clock["unread"],
             )
             sent = found.pop(txid, {})
-            for stream in (f"{name}/{each}" for name in self.names for each in STREAMS[name]):
+            for stage, name in ((stage, name) for stage in self.shape.stages for name in STREAMS[stage.operator]):
+                stream = f"{stage.name}/{name}"
                 had, wanted = sent.pop(stream, Counter()), expected.get(stream, Counter())
                 assert had == wanted, f"transaction {txid}: {stream} has sent {had}, expected {wanted}"
-                late += had.total() if "late" in stream else 0
+                late += had.total() if "late" in name else 0
+                if had and name == ONWARD[stage.operator]:
+                    self.struck[f"{stage.operator} with {len(stage.clocks)} watermarks"] += 1
+                    self.struck.update(
+                        f"{stage.operator} below {each.operator}" for each in self.shape.stages if each.name in stage.feeds
+                    )
             assert not sent
         assert not found, f"rows of unknown transactions: {found}"
         assert place == {
             str(partition): len(its) for partition, its in self.rows.items() if its or str(partition) in place
         }
-        if self.is_tame and self.options.idle_after is None and not self.struck["partition added"]:
+        if self.is_tame and self.shape.never_late() and not self.struck["partition added"]:
             assert not late or self.struck["partition away"], f"{late} rows are late, and no record was"
         for name, count in reference.held().items():
-            if name in self.names:
-                (state,) = built[name].states
-                live = sum(row.value is not None for _, row in state.backend.scan())  # type: ignore[attr-defined]
-                assert live <= count, f"{name} holds {live} rows, expected at most {count}"
+            (state,) = built[name].states
+            live = sum(row.value is not None for _, row in state.backend.scan())  # type: ignore[attr-defined]
+            assert live <= count, f"{name} holds {live} rows, expected at most {count}"
         report = verify(built, self.store)
         assert report.right, report
+
+
+def committer(stage: Stage, state: OpaqueMapState) -> Any:
+    options, second = stage.options, 1_000_000
+    window = EventWindows(options.length * second, options.step * second, options.origin * second)
+    totals = {"n": Count(), "total": Sum("number")}
+    one: dict[str, Any] = {"on": "at", "key": ["id"]}
+    both: dict[str, Any] = {"key": ["id"], "left": "order_at", "right": "payment_at"}
+    match stage.operator:
+        case "windows":
+            lateness = options.lateness
+            return WindowedCommitter(state, window, aggregates=totals, allowed_lateness=lateness, **one)
+        case "sessions":
+            return SessionCommitter(state, options.gap, aggregates=totals, **one)
+        case "first":
+            return DeduplicatingCommitter(state, within=options.gap, **one)
+        case "pairs":
+            return JoiningCommitter(state, within=options.within, how=options.how, **both)
+        case "valued":
+            return AsOfJoiningCommitter(state, within=options.valid, how="left", **both)
+        case "expiring":
+            return ExpiringCommitter(state, ttl=options.ttl, aggregates=totals, **one)
+        case _:
+            return Summing(state, options.remind, **one)
 
 
 def performed(steps: Steps[int], steps_max: int | None) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from framework.observe.logs import no_logs
 from sinks import PostgresBackend, RedisBackend
+from tests.kit.event_time_chains import chains, one_clock
 from tests.kit.rescaled_event_time import World
 
 pytestmark = pytest.mark.rule("C44")
@@ -17,14 +18,14 @@ pytestmark = pytest.mark.rule("C44")
 WORLDS = 40
 
 
-def run(seed: int, folder: Path, backend: Any = None) -> Counter[str]:
+def run(seed: int, folder: Path, backend: Any = None, shape: Any = one_clock) -> Counter[str]:
     folder.mkdir()
-    world = World(seed, folder, backend)
+    world = World(seed, folder, backend, shape)
     with no_logs():
         try:
             world.run()
         except AssertionError as error:
-            told = "\n".join([f"World({seed}): {world.names}, {world.options}: {error}", *world.trace])
+            told = "\n".join([f"World({seed}): {world.shape}: {error}", *world.trace])
             raise AssertionError(told) from error
     return world.struck
 
