@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from framework import Fields
 from framework.topology import ArrowBolt
-from tests.kit.event_time_reference import BEFORE_ALL, OPERATORS, ClockReference, Options, Record, Reference, Sent
+from tests.kit.event_time_reference import OPERATORS, ClockReference, Options, Record, Reference, Sent
 
 ROW = Fields(kind=str, id=str, partition=int, at=int, number=int)
 #: The feeds of the source: all records, and those of a kind.
@@ -46,16 +46,14 @@ COUNTS_TIES = ("first", "valued", "timers")
 
 @dataclass(frozen=True)
 class Clock:
-    """A watermark. ``feed``: of the source. ``by_partition``: whether it knows the partitions of
-    its records."""
+    """A watermark. ``feed``: of the source, or of a committer. ``by_partition``: whether it knows
+    the partitions of its records."""
 
     name: str
     feed: str
     options: Options
     by_partition: bool = True
-
-    def sees(self, record: Record) -> bool:
-        return self.feed in (RECORDS, record.kind)
+    earlier: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,18 @@ class Shape:
     is_apart: bool = False
     can_tie: bool = False
 
+    def clocks_of(self, stage: Stage | None = None) -> Iterator[Clock]:
+        """The watermarks that a stage feeds, or the source."""
+        for clock in self.clocks:
+            if clock.feed == stage.name if stage is not None else clock.feed in (RECORDS, *KINDS):
+                yield clock
+
+    def streams(self) -> Iterator[tuple[Stage, str]]:
+        """Each stage with each of its streams."""
+        for stage in self.stages:
+            for stream in STREAMS[stage.operator]:
+                yield stage, stream
+
     def never_late(self) -> bool:
         """Whether no row is late if no record is: each watermark knows all partitions of its kind
         from the beginning, and each stage has the watermarks of its feeds."""
@@ -96,6 +106,8 @@ class Shape:
             return False
         if any(each.feed != RECORDS for each in self.clocks) and not self.is_apart:
             return False
+        if len(list(self.clocks_of())) < len(self.clocks):
+            return False  # what a committer drops does not advance the watermark below it
         clocks = {each.name: each for each in self.clocks}
         of: dict[str, set[str]] = {}
         for stage in self.stages:
@@ -144,9 +156,7 @@ def one_clock(chance: random.Random) -> Shape:
 def chains(chance: random.Random) -> Shape:
     """A watermark for each kind of records, and perhaps one for all; joins of the two, and chains
     of committers below them."""
-    clocks = [
-        Clock(f"{kind}-clock", kind, options_of(chance), by_partition=chance.random() < 0.9) for kind in KINDS
-    ]
+    clocks = [Clock(f"{kind}-clock", kind, options_of(chance), by_partition=chance.random() < 0.9) for kind in KINDS]
     lags = {each.feed: each.options.lag for each in clocks}
     if chance.random() < 0.2:
         clocks.append(Clock("common-clock", RECORDS, replace(options_of(chance), lag=max(lags.values()))))
@@ -163,7 +173,7 @@ def _stage(
     chance: random.Random,
     name: str,
     above: Sequence[Stage],
-    clocks: Sequence[Clock],
+    clocks: list[Clock],
     operators: Sequence[str] = OPERATORS,
 ) -> Stage:
     operator = chance.choice([*operators, *JOINS])
@@ -186,17 +196,22 @@ def _stage(
     of = {each.name: set(each.clocks) for each in above}
     of |= {kind: {f"{kind}-clock"} for kind in KINDS} | {RECORDS: {f"{kind}-clock" for kind in KINDS}}
     names = set().union(*(of[each] for each in feeds))
+    source = next((each for each in above if each.name == feeds[0]), None)
+    if len(feeds) == 1 and source is not None and chance.random() < 0.3:
+        clock = Clock(f"{name}-clock", source.name, options_of(chance), by_partition=source.operator == "first")
+        clocks.append(clock)
+        names = {clock.name}
     luck = chance.random()
     if luck < 0.1:
         names.add(chance.choice(clocks).name)
     elif luck < 0.15:
         names = {chance.choice(clocks).name}
-    elif luck < 0.3 and not {*feeds} & {each.name for each in above} and clocks[-1].feed == RECORDS:
-        names = {clocks[-1].name}
+    elif luck < 0.3 and not {*feeds} & {each.name for each in above} and clocks[2:] and clocks[2].feed == RECORDS:
+        names = {clocks[2].name}
     return Stage(name, operator, feeds, tuple(sorted(names)), options_of(chance), earlier=chance.choice([0, 1]))
 
 
-# --- what each transaction must send ----------------------------------------------------------------
+# --- what each transaction must send --------------------------------------------------------------
 
 
 class ChainReference:
@@ -210,64 +225,70 @@ class ChainReference:
     ) -> Sent:
         """The rows that the next transaction sends: as ``Reference.after``."""
         before = {name: each.reached for name, each in self.clocks.items()}
-        for clock in self.shape.clocks:
-            its = [each if clock.by_partition else each._replace(source=0) for each in records if clock.sees(each)]
-            known = begun if clock.by_partition else ()
-            self.clocks[clock.name].after(its, planned_at, behind=behind, begun=known, unread=unread)
         sent: Sent = {}
+
+        def advance(clock: Clock) -> None:
+            its = self._fed(clock.feed, "order", clock.earlier, records, sent)
+            known = begun if clock.by_partition else ()
+            its = its if clock.by_partition else [each._replace(source=0) for each in its]
+            self.clocks[clock.name].after(its, planned_at, behind=behind, begun=known, unread=unread)
+
+        for clock in self.shape.clocks_of():
+            advance(clock)
         for stage in self.shape.stages:
             its = []
             for feed, kind in zip(stage.feeds, stage.kinds, strict=True):
-                its += self._fed(feed, kind, stage, records, sent)
+                its += self._fed(feed, kind, stage.earlier, records, sent)
             found = self.stages[stage.name].sent_by(
-                stage.operator,
-                its,
-                min(before[each] for each in stage.clocks),
-                min(self.clocks[each].reached for each in stage.clocks),
+                stage.operator, its, min(before[each] for each in stage.clocks), self.reached(stage)
             )
             sent |= {f"{stage.name}/{name.split('/')[1]}": rows for name, rows in found.items()}
+            for clock in self.shape.clocks_of(stage):
+                advance(clock)
         return sent
+
+    def reached(self, stage: Stage) -> int:
+        return min(self.clocks[each].reached for each in stage.clocks)
 
     def held(self) -> dict[str, int]:
         """How many rows the state of each stage may have at most, as far as that is known."""
         found = {stage.name: self.stages[stage.name].held().get(stage.operator) for stage in self.shape.stages}
         return {name: count for name, count in found.items() if count is not None}
 
-    def _fed(self, feed: str, kind: str, stage: Stage, records: Sequence[Record], sent: Sent) -> list[Record]:
+    def _fed(self, feed: str, kind: str, earlier: int, records: Sequence[Record], sent: Sent) -> list[Record]:
         if feed in (RECORDS, *KINDS):
             return [each for each in records if feed in (RECORDS, each.kind)]
         above = next(each for each in self.shape.stages if each.name == feed)
         rows = sent.get(f"{feed}/{ONWARD[above.operator]}", Counter()).elements()
-        onward = onward_of(above, stage.earlier)
-        return sorted((_record(kind, *onward(row)) for row in rows), key=lambda each: each.at)
+        onward = onward_of(above, earlier)
+        return sorted((onward(row)._replace(kind=kind) for row in rows), key=lambda each: each.at)
 
 
-def _record(kind: str, key: str, at: int, number: int) -> Record:
-    return Record(0, key, kind, at, number)
-
-
-def onward_of(stage: Stage, earlier: int) -> Callable[[Sequence[Any]], tuple[str, int, int]]:
-    """The key, time and number that a row of a committer has as a record of another one. Times of
-    rows in microseconds become seconds."""
+def onward_of(stage: Stage, earlier: int) -> Callable[[Sequence[Any]], Record]:
+    """The record that a row of a committer is for another one. Times of rows in microseconds become
+    seconds."""
     within = stage.options.within
 
-    def ended(row: Sequence[Any]) -> tuple[str, int, int]:
-        return row[0], row[2] // 1_000_000 - earlier, row[4]
+    def record(key: str, at: int, number: int, source: int = 0) -> Record:
+        return Record(source, key, "order", at, number)
 
-    def passed(row: Sequence[Any]) -> tuple[str, int, int]:
-        return row[0], row[1] // 1_000_000 - earlier, row[-1]
+    def ended(row: Sequence[Any]) -> Record:
+        return record(row[0], row[2] // 1_000_000 - earlier, row[4])
 
-    def paired(row: Sequence[Any]) -> tuple[str, int, int]:
+    def passed(row: Sequence[Any]) -> Record:
+        return record(row[0], row[1] // 1_000_000 - earlier, row[-1])
+
+    def paired(row: Sequence[Any]) -> Record:
         key, left, number, right, other = row
         alone = left is None or right is None
         at = (left if right is None else right) + within if alone else max(left, right)
-        return key, at, (number or 0) + (other or 0)
+        return record(key, at, (number or 0) + (other or 0))
 
-    def valued(row: Sequence[Any]) -> tuple[str, int, int]:
-        return row[0], row[1], row[2] + (row[4] or 0)
+    def valued(row: Sequence[Any]) -> Record:
+        return record(row[0], row[1], row[2] + (row[4] or 0))
 
-    def first(row: Sequence[Any]) -> tuple[str, int, int]:
-        return row[1], row[3], row[4]
+    def first(row: Sequence[Any]) -> Record:
+        return record(row[1], row[3], row[4], row[2])
 
     return {
         "windows": ended,
@@ -280,7 +301,7 @@ def onward_of(stage: Stage, earlier: int) -> Callable[[Sequence[Any]], tuple[str
     }[stage.operator]
 
 
-# --- bolts ------------------------------------------------------------------------------------------
+# --- bolts ----------------------------------------------------------------------------------------
 
 
 def values_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
@@ -313,13 +334,18 @@ class Onward(ArrowBolt):
 
     deterministic = True
 
-    def __init__(self, above: Stage, below: Stage, kind: str | None) -> None:
-        self.above, self.earlier, self.kind = above, below.earlier, kind
+    def __init__(self, above: Stage, earlier: int, kind: str | None) -> None:
+        self.above, self.earlier, self.kind = above, earlier, kind
 
     def execute_arrow(self, batch: pa.RecordBatch) -> Any:
         onward = onward_of(self.above, self.earlier)
         made = [onward(row) for row in values_of(batch)]
-        rows = [row if self.kind is not None else ("order", row[0], 0, *row[1:]) for row in made]
+        rows = [
+            (each.key, each.at, each.number)
+            if self.kind is not None
+            else (each.kind, each.key, each.source, each.at, each.number)
+            for each in made
+        ]
         yield pa.RecordBatch.from_pylist(
             [dict(zip(self._fields(), row, strict=True)) for row in rows], self._fields().schema()
         )

@@ -16,6 +16,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,8 @@ from framework.coordination.step_generators import Steps
 from framework.coordination.store import MemoryStore
 from framework.errors import ConfigError, RetryableError
 from framework.execution import LocalExecutor, plan_execution
+from framework.execution.plan import ExecutionPlan
+from framework.execution.ports import BatchExecutor
 from framework.inspect.verify import verify
 from framework.operators.event_window_assigner import EventWindows
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
@@ -69,8 +72,8 @@ from tests.kit.event_time_chains import (
     ONWARD,
     RECORDS,
     ROW,
-    STREAMS,
     ChainReference,
+    Clock,
     OfKind,
     Onward,
     Shape,
@@ -78,7 +81,7 @@ from tests.kit.event_time_chains import (
     one_clock,
     values_of,
 )
-from tests.kit.event_time_reference import Record
+from tests.kit.event_time_reference import Record, us
 from tests.kit.timed_parts import Summing
 from tests.sinks.event_time.test_interval_join import Part
 
@@ -90,8 +93,6 @@ WRITES: dict[type, tuple[str, ...]] = {
     RowTable: ("append", "roll_back"),
     MemoryStore: ("_apply_as",),
 }
-#: The lives of a driver in which it may die, of one run.
-LIVES = 8
 
 
 class Text(ArrowBolt):
@@ -112,6 +113,10 @@ class Text(ArrowBolt):
 
 class World:
     """``backend``: makes the table of a state; by default in SQLite."""
+
+    #: The most runs, and the lives of a driver in which it may die, of one run.
+    runs_max = 6
+    lives = 8
 
     def __init__(
         self,
@@ -138,6 +143,15 @@ class World:
         kind = OpaqueMemoryTransactionalSpout if self.opaque else MemoryTransactionalSpout
         self.spout = kind(self.rows, ROW, chance.randint(1, 6))
         self.rows = {each: list(its) for each, its in self.rows.items()}
+        #: Module -> name -> value: limits of rows in memory.
+        self.limits = {
+            join_buffer.__name__: {"ROW_RECORDS": chance.choice([1, 2, 32])},
+            external_row_sorter.__name__: {
+                "PAGE_ROWS": chance.choice([1, 2, 3, 10_000]),
+                "SORTED_ROWS": chance.choice([1, 2, 50_000]),
+            },
+            sessions.__name__: {"PANES_MAX": chance.choice([1, 2, 20_000])},
+        }
         #: After how many steps the driver dies; None: not at all.
         self.dies_in: int | None = None
         #: How often a sink does not answer.
@@ -184,7 +198,8 @@ class World:
                 kind == each.feed for each in shape.clocks
             ):
                 builder.set_bolt(kind, OfKind(kind), its).shuffle_grouping(RECORDS)
-        for clock in shape.clocks:
+
+        def add_clock(clock: Clock) -> None:
             its = clock.options
             watermark = WatermarkCommitter(
                 state(clock.name),
@@ -195,15 +210,25 @@ class World:
                 advance_when_idle=its.advance_when_idle,
                 max_ahead="1000000 days",
             )
-            builder.set_bolt(clock.name, watermark).global_grouping(clock.feed).global_grouping(RECORDS, CLOCK_STREAM)
+            source = self.source_of(builder, clock, clock.feed, None, tasks())
+            builder.set_bolt(clock.name, watermark).global_grouping(source).global_grouping(RECORDS, CLOCK_STREAM)
+
+        for clock in shape.clocks_of():
+            add_clock(clock)
         for stage in shape.stages:
-            sources = [self.source_of(builder, stage, *each, tasks) for each in zip(stage.feeds, stage.kinds, strict=True)]
+            sides = KINDS if stage.operator in JOINS else (None,)
+            sources = [
+                self.source_of(builder, stage, feed, side, tasks())
+                for feed, side in zip(stage.feeds, sides, strict=True)
+            ]
             subscribed = builder.set_bolt(stage.name, committer(stage, state(stage.name)), tasks())
             for source in sources:
                 subscribed.fields_grouping(source, Fields("id"))
             for name in stage.clocks:
                 subscribed.all_grouping(name)
-        sent = [(stage.name, stream) for stage in shape.stages for stream in STREAMS[stage.operator]]
+            for clock in shape.clocks_of(stage):
+                add_clock(clock)
+        sent = [(stage.name, stream) for stage, stream in shape.streams()]
         for name, stream in sent:
             builder.set_bolt(f"{name}-{stream}", Text(f"{name}/{stream}")).shuffle_grouping(name, stream)
         out = builder.set_bolt("out", AppendCommitter(SqliteTable(self.folder / "sent.db", "sent")), tasks())
@@ -212,21 +237,18 @@ class World:
         return builder.build()
 
     def source_of(
-        self, builder: TransactionalTopologyBuilder, stage: Stage, feed: str, kind: str, tasks: Callable[[], int]
+        self, builder: TransactionalTopologyBuilder, below: Stage | Clock, feed: str, side: str | None, tasks: int
     ) -> str:
-        """The component that emits a feed of a stage."""
-        is_join = stage.operator in JOINS
+        """The component that emits a feed. ``side``: of a join, for which it is. ``tasks``: of that
+        component, where it is made for this."""
         if feed in KINDS:
-            return f"{feed}s" if is_join else feed
+            return f"{feed}s" if side is not None else feed
         if feed == RECORDS:
             return feed
         above = next(each for each in self.shape.stages if each.name == feed)
-        onward = builder.set_bolt(f"{feed}-{stage.name}", Onward(above, stage, kind if is_join else None), tasks())
-        if stage.operator == "first":
-            onward.fields_grouping(feed, Fields("id"), stream=ONWARD[above.operator])
-        else:
-            onward.shuffle_grouping(feed, ONWARD[above.operator])
-        return f"{feed}-{stage.name}"
+        made = builder.set_bolt(f"{feed}-{below.name}", Onward(above, below.earlier, side), tasks)
+        made.fields_grouping(feed, Fields("id"), stream=ONWARD[above.operator])
+        return f"{feed}-{below.name}"
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -260,10 +282,9 @@ class World:
                     struck = self.striking(name, vars(kind)[name], may_be_silent=kind in (SqlBackend, RedisBackend))
                     patch.setattr(kind, name, struck)
         patch.setattr(planning_time_stream, "time", SimpleNamespace(time_ns=self.time_ns))
-        patch.setattr(join_buffer, "ROW_RECORDS", self.chance.choice([1, 2, 32]))
-        patch.setattr(external_row_sorter, "PAGE_ROWS", self.chance.choice([1, 2, 3, 10_000]))
-        patch.setattr(external_row_sorter, "SORTED_ROWS", self.chance.choice([1, 2, 50_000]))
-        patch.setattr(sessions, "PANES_MAX", self.chance.choice([1, 2, 20_000]))
+        for module, limits in self.limits.items():
+            for name, value in limits.items():
+                patch.setattr(import_module(module), name, value)
 
     def time_ns(self) -> int:
         self.now += self.chance.choice([0, 0, 1, 5, 20, 60])
@@ -277,7 +298,7 @@ class World:
         """Raise ``AssertionError`` where a transaction has sent something else than it must."""
         with pytest.MonkeyPatch.context() as patch:
             self.patch(patch)
-            runs = self.chance.randint(2, 6)
+            runs = self.chance.randint(2, self.runs_max)
             for number in range(runs):
                 self.run_with_deaths(is_last=number == runs - 1)
             built, self.silent = self.build(), 0
@@ -288,21 +309,26 @@ class World:
 
     def run_with_deaths(self, *, is_last: bool) -> None:
         chance = self.chance
-        built = self.build()
-        for life in range(LIVES):
+        built, is_closed = self.build(), False
+        for life in range(self.lives):
             self.trace.append(f"life {life}: {[(each.id, each.parallelism) for each in built.components]}")
-            is_calm = life == LIVES - 1
+            is_calm = life == self.lives - 1
             self.silent = 0 if is_calm else chance.choice([0, 0, 0, 0.01, 0.03])
             self.dies_in = chance.randint(1, 120) if not is_calm and chance.random() < 0.7 else None
             upto = committed_txid(self.store, ID) + chance.randint(1, 5) if chance.random() < 0.4 else None
-            if self.lead(built, None if is_calm else upto) or (not is_last and chance.random() < 0.15):
+            upto = None if is_calm else upto
+            is_done = self.lead(built, upto)
+            is_closed = is_done and upto is None
+            if is_done or (not is_last and chance.random() < 0.15):
                 break
             if chance.random() < 0.2:
                 close(built)
                 built = self.build()
         self.make_available()
         if chance.random() < 0.5:
-            self.undo(built)
+            is_closed = self.undo(built) or is_closed
+        if is_closed and chance.random() < 0.3 and committed_txid(self.store, ID):
+            self.verified(built)
         close(built)
         for partition, its in self.rows.items():
             if not is_last and chance.random() < 0.7:
@@ -315,6 +341,10 @@ class World:
             self.spout.add_partition(partition, self.rows[partition])
             self.struck["partition added"] += 1
 
+    def executor(self, plan: ExecutionPlan) -> BatchExecutor:
+        """What runs the batches of one life."""
+        return LocalExecutor(plan, {})
+
     def make_available(self) -> None:
         for partition in self.rows:
             self.spout.make_available(partition)
@@ -322,7 +352,7 @@ class World:
     def lead(self, built: Topology, upto: int | None) -> bool:
         """The life of a driver: until it has committed all records (then the result is true),
         transaction ``upto``, or dies."""
-        executor = LocalExecutor(plan_execution(built), {})
+        executor = self.executor(plan_execution(built))
         if self.chance.random() < 0.5:
             executor.commits_in_one_step = lambda header: False  # type: ignore[method-assign]
         executor.process = self.processing(executor.process)  # type: ignore[method-assign]
@@ -383,12 +413,20 @@ class World:
 
         return processed
 
-    def undo(self, built: Topology) -> None:
-        """Take the newest transaction back, once or more often. It may stop or die on its way."""
-        self.silent = 0
+    def verified(self, built: Topology) -> None:
+        """Verify, with numbers of tasks that need not be those which have written."""
+        report = verify(built, self.store)
+        assert report.right, report
+        self.struck["verified"] += 1
+
+    def undo(self, built: Topology) -> bool:
+        """Take the newest transaction back, once or more often. It may stop or die on its way.
+        Returns whether the last undo was performed to its end."""
+        self.silent, is_whole = 0, False
         for _ in range(self.chance.randint(1, 3)):
             self.dies_in = self.chance.randint(1, 40) if self.chance.random() < 0.3 else None
             steps_max = self.chance.randint(1, 25) if self.chance.random() < 0.5 else None
+            is_whole = False
             try:
                 with suppress(DriverDied), leadership_of(ID, self.store, 1) as leadership:
                     documents = TopologyDocuments(self.store, leadership, built)
@@ -397,11 +435,13 @@ class World:
                     commit = CommitPhase(ID, built.states, executor, leadership.epoch, incarnation=incarnation)
                     if performed(undoing(built, self.store, documents, commit, epoch=leadership.epoch), steps_max):
                         self.struck["undone"] += 1
+                        is_whole = True
             except ConfigError as error:
                 self.trace.append(f"  undo refused: {error}")
                 break
             finally:
                 self.dies_in = None
+        return is_whole
 
     # --- what must have been sent -----------------------------------------------------------------
 
@@ -431,7 +471,7 @@ class World:
                 unread=clock["unread"],
             )
             sent = found.pop(txid, {})
-            for stage, name in ((stage, name) for stage in self.shape.stages for name in STREAMS[stage.operator]):
+            for stage, name in self.shape.streams():
                 stream = f"{stage.name}/{name}"
                 had, wanted = sent.pop(stream, Counter()), expected.get(stream, Counter())
                 assert had == wanted, f"transaction {txid}: {stream} has sent {had}, expected {wanted}"
@@ -439,7 +479,9 @@ class World:
                 if had and name == ONWARD[stage.operator]:
                     self.struck[f"{stage.operator} with {len(stage.clocks)} watermarks"] += 1
                     self.struck.update(
-                        f"{stage.operator} below {each.operator}" for each in self.shape.stages if each.name in stage.feeds
+                        f"{stage.operator} below {each.operator}"
+                        for each in self.shape.stages
+                        if each.name in stage.feeds
                     )
             assert not sent
         assert not found, f"rows of unknown transactions: {found}"
@@ -452,8 +494,12 @@ class World:
             (state,) = built[name].states
             live = sum(row.value is not None for _, row in state.backend.scan())  # type: ignore[attr-defined]
             assert live <= count, f"{name} holds {live} rows, expected at most {count}"
-        report = verify(built, self.store)
-        assert report.right, report
+        for stage in self.shape.stages:
+            if stage.operator == "pairs":
+                (state,) = built[stage.name].states
+                due = [row.value[0] for _, row in state.backend.scan() if row.value is not None]  # type: ignore[attr-defined]
+                assert not due or min(due) >= us(reference.reached(stage)), f"{stage.name} holds rows that are due"
+        self.verified(built)
 
 
 def committer(stage: Stage, state: OpaqueMapState) -> Any:

@@ -1,0 +1,51 @@
+"""The random worlds of ``rescaled_event_time`` on Spark: workers are killed before and after the
+steps that write, and drivers between phases and at the steps of their own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from framework.execution.plan import ExecutionPlan
+from framework.execution.ports import BatchExecutor
+from framework.execution.spark.batch_executor import SparkExecutor
+from framework.topology import Topology
+from sinks import MapBackend, SqliteBackend
+from tests.kit.dying_backends import Deadline, dying
+from tests.kit.event_time_chains import Shape, chains
+from tests.kit.rescaled_event_time import World
+
+
+class SparkWorld(World):
+    """A Spark context must be active. ``backend``: as of ``World``, whose class is a key of
+    ``dying_backends.KINDS``."""
+
+    runs_max = 3
+    lives = 4
+
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        backend: Callable[[str], MapBackend] | None = None,
+        shape: Callable[[random.Random], Shape] = chains,
+    ) -> None:
+        made = backend or (lambda name: SqliteBackend(folder / "states.db", name))
+        super().__init__(seed, folder, lambda name: dying(made(name), self.deadline), shape)
+        self.deadline = Deadline(folder / "deadline", self.limits)
+        self.deadline.set(None)
+
+    def executor(self, plan: ExecutionPlan) -> BatchExecutor:
+        return SparkExecutor(
+            plan, {}, {}, collapse_records_max=self.chance.choice([0, 1_000]), resident=self.chance.random() < 0.5
+        )
+
+    def lead(self, built: Topology, upto: int | None) -> bool:
+        self.deadline.set(self.chance.randint(1, 80) if self.chance.random() < 0.7 else None)
+        try:
+            return super().lead(built, upto)
+        finally:
+            self.struck["worker killed"] += self.deadline.is_passed()
+            self.deadline.set(None)
