@@ -70,7 +70,8 @@ class WatermarkCommitter(ArrowBolt, Committer):
     * ``advance_when_idle``: while all partitions are idle, the watermark advances with the planning
       times.
     * ``max_ahead``: a record whose event time is further ahead of the planning time is a bad
-      record.
+      record. Such a row that falls due by time, such as a closed window, does not advance the
+      watermark, if its source or this bolt may leave out bad records.
 
     Subscribe it to the records, and to the clock stream of the spout, each by a global grouping.
     The committers that use its watermark subscribe to it by ``all_grouping``::

@@ -43,7 +43,7 @@ class SparkWorld(World):
         )
 
     def lead(self, built: Topology, upto: int | None) -> bool:
-        self.deadline.set(self.chance.randint(1, 80) if self.chance.random() < 0.7 else None)
+        self.deadline.set(self.chance.randint(1, 30) if self.chance.random() < 0.8 else None)
         try:
             return super().lead(built, upto)
         finally:
