@@ -82,6 +82,7 @@ from tests.kit.event_time_chains import (
     values_of,
 )
 from tests.kit.event_time_reference import Record, us
+from tests.kit.stragglers import Straggler
 from tests.kit.timed_parts import Summing
 from tests.sinks.event_time.test_interval_join import Part
 
@@ -152,6 +153,8 @@ class World:
             },
             sessions.__name__: {"PANES_MAX": chance.choice([1, 2, 20_000])},
         }
+        #: The commit of a dead driver whose tasks still run.
+        self.straggler: Straggler | None = None
         #: After how many steps the driver dies; None: not at all.
         self.dies_in: int | None = None
         #: How often a sink does not answer.
@@ -253,7 +256,14 @@ class World:
     # --- faults -----------------------------------------------------------------------------------
 
     def step(self, what: str) -> None:
-        """The driver dies here, if it is its turn."""
+        """The driver dies here, if it is its turn. Before that, a commit of an earlier driver may
+        go on."""
+        if self.straggler is not None:
+            if self.straggler.is_here():
+                self.straggler.pause()
+                return
+            if self.chance.random() < 0.3:
+                self.let_straggle(self.chance.randint(1, 3))
         if self.dies_in is None:
             return
         self.dies_in -= 1
@@ -262,6 +272,40 @@ class World:
             self.struck["died"] += 1
             self.trace.append(f"  died {what}")
             raise DriverDied
+
+    def let_straggle(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.straggler is not None:
+                self.straggler.advance()
+                if self.straggler.is_over:
+                    self.trace.append(f"  the straggler ended: {self.straggler.error}")
+                    self.straggler = None
+
+    def await_stragglers(self) -> None:
+        while self.straggler is not None:
+            self.let_straggle(1)
+
+    def committing(self, commit: Any) -> Any:
+        """A commit after some of whose steps the driver may die, while its tasks go on."""
+
+        def committed(header: Any) -> Any:
+            if self.straggler is not None or self.dies_in is None or self.chance.random() > 0.4:
+                return commit(header)
+            answers: list[Any] = []
+            self.straggler = Straggler(lambda: answers.append(commit(header)))
+            self.let_straggle(self.chance.randint(1, 8))
+            if self.straggler is None and answers:
+                return answers[0]
+            raise self.died_during_commit()
+
+        return committed
+
+    def died_during_commit(self) -> DriverDied:
+        self.dies_in = None
+        self.struck["died"] += 1
+        self.struck["straggled"] += 1
+        self.trace.append("  died, and its commit goes on")
+        return DriverDied()
 
     def striking(self, name: str, inner: Any, *, may_be_silent: bool) -> Any:
         def struck(*given: Any, **options: Any) -> Any:
@@ -301,6 +345,7 @@ class World:
             runs = self.chance.randint(2, self.runs_max)
             for number in range(runs):
                 self.run_with_deaths(is_last=number == runs - 1)
+            self.await_stragglers()
             built, self.silent = self.build(), 0
             self.lead(built, None)
             self.make_available()  # verify reads all partitions
@@ -353,9 +398,12 @@ class World:
         """The life of a driver: until it has committed all records (then the result is true),
         transaction ``upto``, or dies."""
         executor = self.executor(plan_execution(built))
-        if self.chance.random() < 0.5:
+        in_steps = self.chance.random() < 0.5
+        if in_steps:
             executor.commits_in_one_step = lambda header: False  # type: ignore[method-assign]
         executor.process = self.processing(executor.process)  # type: ignore[method-assign]
+        if in_steps:
+            executor.commit = self.committing(executor.commit)  # type: ignore[method-assign]
         executor.commit = self.striking("commit", executor.commit, may_be_silent=False)  # type: ignore[method-assign]
         executor.start()
         threads = VirtualThreads(lambda name: None, 40_000)
@@ -415,6 +463,7 @@ class World:
 
     def verified(self, built: Topology) -> None:
         """Verify, with numbers of tasks that need not be those which have written."""
+        self.silent = 0
         report = verify(built, self.store)
         assert report.right, report
         self.struck["verified"] += 1

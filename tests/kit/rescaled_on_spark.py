@@ -5,8 +5,10 @@ steps that write, and drivers between phases and at the steps of their own.
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from framework.execution.plan import ExecutionPlan
 from framework.execution.ports import BatchExecutor
@@ -16,6 +18,7 @@ from sinks import MapBackend, SqliteBackend
 from tests.kit.dying_backends import Deadline, dying
 from tests.kit.event_time_chains import Shape, chains
 from tests.kit.rescaled_event_time import World
+from tests.kit.waiting import PATIENCE_S
 
 
 class SparkWorld(World):
@@ -36,6 +39,24 @@ class SparkWorld(World):
         super().__init__(seed, folder, lambda name: dying(made(name), self.deadline), shape)
         self.deadline = Deadline(folder / "deadline", self.limits)
         self.deadline.set(None)
+        self.left: list[threading.Thread] = []
+
+    def committing(self, commit: Any) -> Any:
+        def committed(header: Any) -> Any:
+            if self.dies_in is None or self.chance.random() > 0.3:
+                return commit(header)
+            thread = threading.Thread(target=commit, args=(header,), daemon=True)
+            thread.start()
+            thread.join(self.chance.uniform(0, 0.5))
+            self.left.append(thread)
+            raise self.died_during_commit()
+
+        return committed
+
+    def await_stragglers(self) -> None:
+        for each in self.left:
+            each.join(PATIENCE_S)
+            assert not each.is_alive(), "a commit does not end"
 
     def executor(self, plan: ExecutionPlan) -> BatchExecutor:
         return SparkExecutor(
