@@ -33,10 +33,12 @@ from framework.errors import ConfigError, RetryableError
 from framework.execution import LocalExecutor, plan_execution
 from framework.execution.plan import ExecutionPlan
 from framework.execution.ports import BatchExecutor
+from framework.inspect.rebuild import rebuild
 from framework.inspect.verify import verify
 from framework.operators.event_window_assigner import EventWindows
 from framework.testing.simulation.virtual_threads import DriverDied, NoProgress, VirtualThreads
 from framework.topology import ArrowBolt, planning_time_stream
+from framework.topology.spouts import LEFT_OUT
 from framework.transactions import committed_txid
 from framework.transactions.commit import CommitPhase
 from framework.transactions.document_writer import TopologyDocuments
@@ -87,6 +89,8 @@ from tests.kit.timed_parts import Summing
 from tests.sinks.event_time.test_interval_join import Part
 
 ID = "rescaled"
+#: A time that no record can have, and how far ahead of its planning time a record may be.
+ABSURD, MAX_AHEAD = 10**8, 10**6
 #: The steps that write, of each kind of sink, before and after which a driver may die.
 WRITES: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((SqlBackend, RedisBackend), ("multi_put", "apply", "roll_back", "sweep", "purge", "raise_header")),
@@ -133,6 +137,7 @@ class World:
         self.opaque = chance.random() < 0.6
         #: Whether no record is later than the lag allows.
         self.is_tame = chance.random() < 0.5
+        self.has_absurd_times = chance.random() < 0.4
         self.store = MemoryStore()
         self.struck: Counter[str] = Counter()
         self.trace: list[str] = []
@@ -142,7 +147,7 @@ class World:
         self.numbers = iter(range(1_000_000))
         self.rows = {each: self.more(each, chance.randint(1, 14)) for each in range(chance.randint(1, 3))}
         kind = OpaqueMemoryTransactionalSpout if self.opaque else MemoryTransactionalSpout
-        self.spout = kind(self.rows, ROW, chance.randint(1, 6))
+        self.spout = kind(self.rows, ROW, chance.randint(1, 6), on_bad_record="skip")
         self.rows = {each: list(its) for each, its in self.rows.items()}
         #: Module -> name -> value: limits of rows in memory.
         self.limits = {
@@ -172,6 +177,10 @@ class World:
             if not self.is_tame and chance.random() < 0.08:
                 back += chance.randint(1, 30)
             key = chance.choice("abc") + (str(partition) if shape.is_ordered else "")
+            if self.has_absurd_times and chance.random() < 0.04:
+                number = next(self.numbers)
+                made.append([kind, key, partition, ABSURD + number, number])
+                continue
             its = at - back
             # Waiting records of one time are ordered by arrival, which tasks change (ADR 133).
             while not shape.can_tie and (key, its) in self.moments:
@@ -211,7 +220,7 @@ class World:
                 out_of_orderness=its.lag,
                 idle_after=its.idle_after,
                 advance_when_idle=its.advance_when_idle,
-                max_ahead="1000000 days",
+                max_ahead=MAX_AHEAD,
             )
             source = self.source_of(builder, clock, clock.feed, None, tasks())
             builder.set_bolt(clock.name, watermark).global_grouping(source).global_grouping(RECORDS, CLOCK_STREAM)
@@ -370,6 +379,8 @@ class World:
                 close(built)
                 built = self.build()
         self.make_available()
+        if is_closed and chance.random() < 0.25 and committed_txid(self.store, ID):
+            self.rebuild(built)
         if chance.random() < 0.5:
             is_closed = self.undo(built) or is_closed
         if is_closed and chance.random() < 0.3 and committed_txid(self.store, ID):
@@ -468,6 +479,25 @@ class World:
         assert report.right, report
         self.struck["verified"] += 1
 
+    def rebuild(self, built: Topology) -> None:
+        """Rebuild a state, which is right, and exchange it for the copy. The rebuild may die on its
+        way, and be repeated."""
+        self.silent = 0
+        name = self.chance.choice([each.name for each in (*self.shape.clocks, *self.shape.stages)])
+        self.dies_in = self.chance.randint(1, 60) if self.chance.random() < 0.5 else None
+        for _ in range(2):
+            try:
+                report = rebuild(built, self.store, state=name, take_over=True)
+            except DriverDied:
+                continue
+            finally:
+                self.dies_in = None
+            its = [each for each in (report.difference, *report.above) if each is not None]
+            assert not any(each.difference_count for each in its), f"{name} differs from its copy: {report}"
+            self.struck["rebuilt"] += 1
+            self.trace.append(f"  rebuilt {name}")
+            break
+
     def undo(self, built: Topology) -> bool:
         """Take the newest transaction back, once or more often. It may stop or die on its way.
         Returns whether the last undo was performed to its end."""
@@ -510,7 +540,16 @@ class World:
             for partition, meta in sorted(plan.items()):
                 assert meta["first"] == place[partition], f"transaction {txid}: {partition} has {meta}"
                 place[partition] = meta["next"]
-                its = self.rows[int(partition)][meta["first"] : meta["next"]]
+                left_out = meta.get(LEFT_OUT, ())
+                its = [
+                    self.rows[int(partition)][each]
+                    for each in range(meta["first"], meta["next"])
+                    if each not in left_out
+                ]
+                assert all(self.rows[int(partition)][each][3] >= ABSURD for each in left_out), (
+                    f"transaction {txid}: {meta}"
+                )
+                self.struck["left out"] += meta["next"] - meta["first"] - len(its)
                 records += [Record(source, key, kind, at, number) for kind, key, source, at, number in its]
             expected = reference.after(
                 records,
@@ -519,6 +558,8 @@ class World:
                 begun=[int(each) for each in clock["begun"]],
                 unread=clock["unread"],
             )
+            ahead = [name for name, each in reference.clocks.items() if each.reached >= ABSURD // 2]
+            assert not ahead, f"transaction {txid}: {ahead} had an absurd time"
             sent = found.pop(txid, {})
             for stage, name in self.shape.streams():
                 stream = f"{stage.name}/{name}"
