@@ -483,7 +483,7 @@ class World:
         """Rebuild a state, which is right, and exchange it for the copy. The rebuild may die on its
         way, and be repeated."""
         self.silent = 0
-        name = self.chance.choice([each.name for each in (*self.shape.clocks, *self.shape.stages)])
+        name = self.chance.choice([each.name for each in self.shape.stages])
         self.dies_in = self.chance.randint(1, 60) if self.chance.random() < 0.5 else None
         for _ in range(2):
             try:
