@@ -4,7 +4,7 @@ states."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from framework.topology import (
 from framework.topology.groupings import GlobalGrouping
 from framework.topology.inspectable import EventTime
 from framework.topology.planning_time_stream import CLOCK_FIELDS, CLOCK_STREAM
-from framework.topology.refused_row_bisection import accepted
+from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.keyed_committer import opaque
 from sinks.states import MapState
 
@@ -70,7 +70,8 @@ class WatermarkCommitter(ArrowBolt, Committer):
     * ``advance_when_idle``: while all partitions are idle, the watermark advances with the planning
       times.
     * ``max_ahead``: a record whose event time is further ahead of the planning time is a bad
-      record.
+      record. Such a row that falls due by time, such as a closed window, does not advance the
+      watermark, if its source or this bolt may leave out bad records.
 
     Subscribe it to the records, and to the clock stream of the spout, each by a global grouping.
     The committers that use its watermark subscribe to it by ``all_grouping``::
@@ -109,6 +110,10 @@ class WatermarkCommitter(ArrowBolt, Committer):
         self._max_ahead = micros_of(max_ahead, "max_ahead")
         self._component_id = ""
         self._newest: dict[str, int] = {}
+        # As _newest, for rows that fall due by time, and the function to call for a time of them
+        # that is left out.
+        self._due: dict[str, int] = {}
+        self._leave_out_due: OnRefused | None = None
         self._clock: _Clock | None = None
         self._attempt: TransactionAttempt | None = None
 
@@ -159,24 +164,21 @@ class WatermarkCommitter(ArrowBolt, Committer):
         batch_id: TransactionAttempt,
     ) -> None:
         self._attempt, self._newest, self._clock = batch_id, {}, None
+        self._due, self._leave_out_due = {}, None
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == list(CLOCK_FIELDS):
             self._clock = _Clock(**batch.to_pylist()[0])
             return
+        newest = self._newest
+        if self._on_refused_due is not None:
+            newest, self._leave_out_due = self._due, self._on_refused_due
         for partition, at in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            self._newest[partition] = max(at, self._newest.get(partition, at))
+            newest[partition] = max(at, newest.get(partition, at))
 
     def keep_for_commit(self) -> bytes:
-        clock = self._told()
-        planned_at = clock.planned_at
-        for partition, at in sorted(self._newest.items()):
-            if planned_at != NEVER and at - planned_at > self._max_ahead:
-                raise BadRecordError(
-                    f"committer {self._component_id!r}: field {self.on!r} holds {_shown(at)}, which is further ahead of "
-                    f"{_shown(planned_at)} than max_ahead allows{f' (partition {partition})' if partition else ''}"
-                )
-        return json.dumps([self._newest, clock]).encode()
+        self._check_ahead()
+        return json.dumps([self._newest, self._told()]).encode()
 
     def take_for_commit(self, kept: bytes) -> None:
         self._newest, clock = json.loads(kept)
@@ -186,6 +188,10 @@ class WatermarkCommitter(ArrowBolt, Committer):
         if self._attempt is None:
             return []
         clock = self._told()
+        # Below another committer, only the commit phase has the records.
+        self._check_ahead()
+        for partition, at in self._due_in_time():
+            self._newest[partition] = max(at, self._newest.get(partition, at))
         self.state.begin_commit(self._attempt)
         (found,) = self.state.multi_get([_ROW])
         before = self.state.restored((_ROW,), _restored, found) if found is not None else EventClock()
@@ -203,6 +209,31 @@ class WatermarkCommitter(ArrowBolt, Committer):
         self.state.commit(self._attempt)
         told = {"watermark_before": before.watermark, "watermark": after.watermark, "planned_at": after.planned_at}
         return [pa.RecordBatch.from_pylist([told], WATERMARK_FIELDS.schema())]
+
+    def _check_ahead(self) -> None:
+        """Raise ``BadRecordError`` for a record that is too far ahead of the planning time."""
+        for partition, at in sorted(self._newest.items()):
+            if self._is_ahead(at):
+                raise self._ahead(partition, at)
+
+    def _due_in_time(self) -> Iterator[tuple[str, int]]:
+        """The newest times of rows that fall due. A row that is too far ahead does not advance the
+        watermark: no record of the transaction is to blame for it (ADR 126)."""
+        for partition, at in sorted(self._due.items()):
+            if not self._is_ahead(at):
+                yield partition, at
+            elif self._leave_out_due is not None:
+                self._leave_out_due(self._ahead(partition, at))
+
+    def _is_ahead(self, at: int) -> bool:
+        planned_at = self._told().planned_at
+        return planned_at != NEVER and at - planned_at > self._max_ahead
+
+    def _ahead(self, partition: str, at: int) -> BadRecordError:
+        return BadRecordError(
+            f"committer {self._component_id!r}: field {self.on!r} holds {_shown(at)}, which is further ahead of "
+            f"{_shown(self._told().planned_at)} than max_ahead allows{f' (partition {partition})' if partition else ''}"
+        )
 
     def _named(self, partitions: Iterable[str]) -> list[str]:
         """The names of these partitions in records, as far as they are known."""

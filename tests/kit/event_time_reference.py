@@ -3,12 +3,16 @@ fails. Times are seconds; what is sent has microseconds, as the committers send 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 NEVER = -(1 << 62)
+#: A watermark before all records, in seconds.
+BEFORE_ALL = -(10**9)
+OPERATORS = ("windows", "sessions", "first", "pairs", "valued", "expiring", "timers")
 #: Component and stream -> how often each row.
 Sent = dict[str, Counter[Any]]
 
@@ -44,7 +48,9 @@ def us(seconds: int) -> int:
     return seconds * 1_000_000
 
 
-class Reference:
+class ClockReference:
+    """The event time of some streams: what one watermark says after each transaction."""
+
     def __init__(self, options: Options) -> None:
         self.options = options
         self.watermark: int | None = None
@@ -52,11 +58,50 @@ class Reference:
         self.elapsed = 0
         self.partitions: dict[int, tuple[int, int]] = {}
         self.timeless: dict[int, int] = {}
+
+    @property
+    def reached(self) -> int:
+        return self.watermark if self.watermark is not None else BEFORE_ALL
+
+    def after(
+        self,
+        records: Sequence[Record],
+        planned_at: int,
+        *,
+        behind: bool,
+        begun: Collection[int] = (),
+        unread: bool = False,
+    ) -> None:
+        """Advance by the next transaction: as ``Reference.after``."""
+        if self.planned_at is not None and not behind:
+            self.elapsed += max(planned_at - self.planned_at, 0)
+        self.planned_at = planned_at
+        for record in records:
+            newest = max(record.at, self.partitions.get(record.source, (record.at, 0))[0])
+            self.partitions[record.source] = newest, self.elapsed
+        idle = self.options.idle_after
+        awake = [at for at, seen in self.partitions.values() if idle is None or self.elapsed - seen < idle]
+        known = self.timeless
+        self.timeless = {each: known.get(each, self.elapsed) for each in begun if each not in self.partitions}
+        waits = any(idle is None or self.elapsed - since < idle for since in self.timeless.values())
+        passed = [at + self.elapsed - seen for at, seen in self.partitions.values()]
+        counted = awake or ([max(passed)] if passed and self.options.advance_when_idle else [])
+        if counted and not waits and not unread:
+            reached = min(counted) - self.options.lag
+            self.watermark = max(self.watermark, reached) if self.watermark is not None else reached
+
+
+class Reference:
+    """All committers, each over the records of the source."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.clock = ClockReference(options)
         self.windows: dict[tuple[str, int, int], list[int]] = {}
         self.open: dict[str, list[Record]] = defaultdict(list)
         self.seen: dict[str, int] = {}
-        self.waiting: list[Record] = []
-        self.matched: set[int] = set()
+        #: Records that may still find a partner, each with whether it has found one.
+        self.waiting: list[list[Any]] = []
         self.rows: list[Record] = []
         self.ahead: list[Record] = []
         #: key -> when its row expires, the number of its records, and their sum
@@ -77,16 +122,19 @@ class Reference:
         """The rows that the next transaction sends. ``begun``: the partitions that no transaction
         has read to their end so far. ``unread``: a partition has records, none of which was ever
         read."""
-        before = self.watermark if self.watermark is not None else -(10**9)
-        now = self._time(records, planned_at, behind, begun, unread)
-        sent: Sent = {"watermark": Counter([us(now) if self.watermark is not None else NEVER])}
-        self._windows(records, before, now, sent)
-        self._sessions(records, before, now, sent)
-        self._first(records, before, now, sent)
-        self._pairs(records, before, now, sent)
-        self._valued(records, before, now, sent)
-        self._expiring(records, before, now, sent)
-        self._timers(records, before, now, sent)
+        before = self.clock.reached
+        self.clock.after(records, planned_at, behind=behind, begun=begun, unread=unread)
+        now = self.clock.reached
+        sent: Sent = {"watermark": Counter([us(now) if self.clock.watermark is not None else NEVER])}
+        for operator in OPERATORS:
+            sent |= self.sent_by(operator, records, before, now)
+        return sent
+
+    def sent_by(self, operator: str, records: Sequence[Record], before: int, now: int) -> Sent:
+        """The rows that one committer sends in the next transaction, whose watermark goes from
+        ``before`` to ``now``."""
+        sent: Sent = {}
+        getattr(self, f"_{operator}")(records, before, now, sent)
         return {name: found for name, found in sent.items() if found}
 
     def held(self) -> dict[str, int]:
@@ -99,27 +147,6 @@ class Reference:
             "expiring": len(self.kept),
             "timers": len(self.untimed) + len(self.entries),
         }
-
-    def _time(
-        self, records: Sequence[Record], planned_at: int, behind: bool, begun: Collection[int], unread: bool
-    ) -> int:
-        if self.planned_at is not None and not behind:
-            self.elapsed += max(planned_at - self.planned_at, 0)
-        self.planned_at = planned_at
-        for record in records:
-            newest = max(record.at, self.partitions.get(record.source, (record.at, 0))[0])
-            self.partitions[record.source] = newest, self.elapsed
-        idle = self.options.idle_after
-        awake = [at for at, seen in self.partitions.values() if idle is None or self.elapsed - seen < idle]
-        known = self.timeless
-        self.timeless = {each: known.get(each, self.elapsed) for each in begun if each not in self.partitions}
-        waits = any(idle is None or self.elapsed - since < idle for since in self.timeless.values())
-        passed = [at + self.elapsed - seen for at, seen in self.partitions.values()]
-        counted = awake or ([max(passed)] if passed and self.options.advance_when_idle else [])
-        if counted and not waits and not unread:
-            reached = min(counted) - self.options.lag
-            self.watermark = max(self.watermark, reached) if self.watermark is not None else reached
-        return self.watermark if self.watermark is not None else -(10**9)
 
     def _windows(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
         late: dict[tuple[str, int, int], list[int]] = {}
@@ -143,7 +170,7 @@ class Reference:
         self.windows = {window: total for window, total in self.windows.items() if window[2] > now - o.lateness}
 
     def _sessions(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
-        new = {record.number for record in records}
+        new = {*map(id, records)}
         for record in records:
             self.open[record.key].append(record)
         for key, its in self.open.items():
@@ -157,7 +184,7 @@ class Reference:
             for chain in chains:
                 end = chain[-1].at + self.options.gap
                 row = (key, us(chain[0].at), us(end), len(chain), sum(each.number for each in chain))
-                if end <= before and all(each.number in new for each in chain):
+                if end <= before and all(id(each) in new for each in chain):
                     sent.setdefault("sessions/late", Counter())[row] += 1
                 elif end <= now:
                     sent.setdefault("sessions/default", Counter())[row] += 1
@@ -185,21 +212,21 @@ class Reference:
 
     def _pairs(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
         self._late("pairs", records, before, sent)
-        new = {record.number for record in records}
-        self.waiting += [record for record in records if record.at >= before]
+        new = [[record, False] for record in records if record.at >= before]
         found = sent.setdefault("pairs/default", Counter())
-        for left in self.waiting:
-            for right in self.waiting:
-                fits = left.key == right.key and (left.kind, right.kind) == ("order", "payment")
-                fits = fits and abs(left.at - right.at) <= self.options.within
-                if fits and (left.number in new or right.number in new):
-                    self.matched |= {left.number, right.number}
-                    found[(left.key, left.at, left.number, right.at, right.number)] += 1
+        held, self.waiting = self.waiting, [*self.waiting, *new]
+        for one, other in (*itertools.product(held, new), *itertools.combinations(new, 2)):
+            left, right = (one, other) if one[0].kind == "order" else (other, one)
+            fits = left[0].key == right[0].key and (left[0].kind, right[0].kind) == ("order", "payment")
+            if fits and abs(left[0].at - right[0].at) <= self.options.within:
+                left[1] = right[1] = True
+                found[(left[0].key, left[0].at, left[0].number, right[0].at, right[0].number)] += 1
         still = []
-        for record in self.waiting:
+        for each in self.waiting:
+            record, is_matched = each
             if record.at + self.options.within >= now:
-                still.append(record)
-            elif record.number not in self.matched:
+                still.append(each)
+            elif not is_matched:
                 if record.kind == "order" and self.options.how in ("left", "outer"):
                     found[(record.key, record.at, record.number, None, None)] += 1
                 if record.kind == "payment" and self.options.how in ("right", "outer"):

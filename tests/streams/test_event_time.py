@@ -269,6 +269,27 @@ def test_a_row_further_ahead_than_a_step_allows_is_bad(tmp_path: Path) -> None:
         assert len(shop.test({"orders": [row]})["out"]) == found
 
 
+@pytest.mark.rule("C43")
+def test_a_row_far_ahead_is_bad_below_a_step_that_passes_rows_on(tmp_path: Path) -> None:
+    """The watermark of the windows gets its rows in the commit phase."""
+    shop = pipeline_in(tmp_path)
+    value = Json(shop=str, at=datetime.datetime, due=datetime.datetime)
+    orders = shop.read_kafka("orders", value=value, metadata=PLACE, on_bad_record="skip")
+    first = orders.deduplicate("shop", within="1 h", on="at", name="first")
+    counted = first.window(tumbling("1 min"), on="due").group_by("shop").agg(n=count())
+    closed = counted.when_closed(name="closed")
+    closed.append_into(parquet(tmp_path / "out"), name="out")
+    closed.late().append_into(parquet(tmp_path / "late"), name="late")
+    now = datetime.datetime.now(datetime.UTC)
+    moments = [now - datetime.timedelta(minutes=each) for each in range(60, 50, -1)]
+    place = {"topic": "orders", "partition": 0}
+    rows = [{"shop": str(number), "at": at, "due": at, **place} for number, at in enumerate(moments)]
+    rows[3]["due"] = now + datetime.timedelta(days=3_650)
+    tables = shop.test({"orders": rows}, take=1)
+    assert [row["shop"] for row in tables["late"]] == []
+    assert {row["shop"] for row in tables["out"]} == {*map(str, range(9))} - {"3"}
+
+
 def test_event_time_has_the_outline_of_its_committers(tmp_path: Path) -> None:
     shop = pipeline_in(tmp_path)
     orders = shop.read_kafka(
