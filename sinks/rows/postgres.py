@@ -27,6 +27,7 @@ from sinks.sql.postgres_plpgsql_row_loop import NUMBER, ROWS_TABLE, RowByRow, al
 from sinks.sql.postgres_table_base import PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul
 from sinks.sql.schema import qualified
+from sinks.value_encoding import restored
 
 _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
@@ -348,6 +349,13 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         if is_text(declared) or not _keeps_texts(column):
             return super().key_parameter(column, value)
         return _readable(pa.chunked_array([pa.array([value], declared)])).cast(pa.string())[0].as_py()
+
+    def held_value(self, name: str, value: Any) -> Any:
+        declared = self.schema.field(name).type
+        if isinstance(value, str) and pa.types.is_temporal(declared) and not pa.types.is_duration(declared):
+            with suppress(ValueError):
+                value = restored(value, declared)
+        return super().held_value(name, value)
 
     def _misread(self, column: Column, declared: pa.DataType) -> str:
         types = pa.types

@@ -15,7 +15,6 @@ from framework.topology import Fields
 from framework.topology.canonical_form import python_values
 from framework.topology.json_values import json_encoder
 from sinks.sql.schema import Dialect
-from sinks.value_encoding import restored
 
 #: How databases write truth values as text.
 _TRUTHS = {"true": True, "false": False, "1": True, "0": False}
@@ -45,9 +44,7 @@ def exactly(value: Any, declared: pa.DataType) -> Any:
         return value
     if types.is_integer(declared):
         return int(value) if str(int(value)) == value else value
-    if types.is_boolean(declared):
-        return _TRUTHS.get(value, value)
-    return restored(value, declared) if types.is_temporal(declared) and not types.is_duration(declared) else value
+    return _TRUTHS.get(value, value) if types.is_boolean(declared) else value
 
 
 def stored_fields(fields: Fields) -> Fields:
