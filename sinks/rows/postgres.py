@@ -18,7 +18,7 @@ from framework.topology import Header, TransactionAttempt
 from framework.topology.refused_row_bisection import OnRefused
 from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
+from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column, UnfitTableError
 from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns, WriteRows
 from sinks.rows.values import is_text
 from sinks.sql.postgres_arrays import array_of
@@ -33,6 +33,7 @@ _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+_IS_VIEW = "SELECT 1 FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('v', 'm')"
 _PRIMARY_KEY = "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'"
 _TRIGGERS = """
 SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname
@@ -303,6 +304,14 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         key = list(self._by_key().key)
         found = connection.execute(_EXACT, (qualified(self._home, self._table), key)).fetchone()
         return bool(found[0] == len(key))
+
+    def _stamping(self, connection: Any, columns: Sequence[Column]) -> list[str]:
+        statements = super()._stamping(connection, columns)
+        if statements and connection.execute(_IS_VIEW, (qualified(self._home, self._table),)).fetchone() is not None:
+            raise UnfitTableError(
+                f"{self.location} is a view, to which no column {self._stamp!r} can be added: write to the table under it"
+            )
+        return statements
 
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]

@@ -241,7 +241,8 @@ class TableDefinition(SqlTableBase, Table):
         if header is not None and header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a table has one owner; use "
-                "another table"
+                "another table, or, if that topology is gone for good, "
+                f"DELETE FROM {HEADERS_TABLE} WHERE state = '{self._table}'"
             )
         if not columns:
             if header is not None:

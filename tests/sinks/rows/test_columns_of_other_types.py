@@ -159,3 +159,13 @@ def test_texts_that_are_one_key_to_the_table_are_named(database: Database) -> No
     landed = Written(made(database, "uuid"), TEXT, [UUIDS[1].lower(), UUIDS[1]], batch=4)
     with pytest.raises(RatchetError, match=r"one value of the key \(k\), such as a uuid in upper and lower case"):
         landed.run()
+
+
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("kind", ["VIEW", "MATERIALIZED VIEW"])
+def test_a_view_in_place_of_a_table_is_named(database: Database, kind: str) -> None:
+    made(database, "text")
+    database.run("ALTER TABLE log RENAME TO under")
+    database.run(f"CREATE {kind} log AS SELECT * FROM under")
+    with pytest.raises(ConfigError, match="is a view, to which no column '_txid' can be added: write to the table"):
+        Written(database, TEXT, []).run()
