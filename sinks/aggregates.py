@@ -140,6 +140,11 @@ def row_folder(aggregates: Mapping[str, Aggregate]) -> Callable[[Sequence[Sequen
     return folded
 
 
+def aggregate_settings(aggregates: Mapping[str, Aggregate]) -> Mapping[str, str]:
+    """The kind of each aggregate, as settings of the state that holds its values."""
+    return {f"aggregate {name}": type(each).__name__ for name, each in aggregates.items()}
+
+
 @dataclass(frozen=True)
 class Count(Aggregate):
     """The number of rows. With a field: the number of rows in which the field is not null."""

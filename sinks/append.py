@@ -74,12 +74,15 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
         for number, state in enumerate(self.states()):
             if isinstance(state, InspectableTable):
                 state.check_replayed(topology_id)
-                self.table = ScratchTable.of(state, folder / str(number))
+                self.table = ScratchTable.of(state, folder / str(number), as_held=True)
             else:
                 inspectable(state, purpose="be replayed").become_replay(folder / str(number), txid, topology_id)
         return self
 
     def recounting(self, folder: Path) -> Bolt:
+        if isinstance(self.table, RowTable):
+            self.table = ScratchTable.of(self.table, folder, as_held=True)
+            return self
         return self.substitute(folder)
 
     def _no_rows(self) -> RowBuffer:

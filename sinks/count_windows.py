@@ -21,6 +21,7 @@ from framework.topology import (
 from framework.topology.refused_row_bisection import accepted
 from sinks.aggregates import (
     Aggregate,
+    aggregate_settings,
     expanded_aggregates,
     input_fields,
     output_types,
@@ -88,7 +89,8 @@ class CountWindowCommitter(KeyedCommitter):
         return list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))
 
     def state_settings(self) -> Mapping[str, Any]:
-        return {"count": self.window.length, "step": self.window.every, "key": list(self.key)}
+        own = {"count": self.window.length, "step": self.window.every, "key": list(self.key)}
+        return {**own, **aggregate_settings(self.aggregates)}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self._output is not None:

@@ -32,7 +32,14 @@ from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
 from framework.topology.refused_row_bisection import OnRefused, accepted
 from sinks.aggregate_reference_model import Recount
-from sinks.aggregates import EXACT, Aggregate, expanded_aggregates, input_fields, output_types
+from sinks.aggregates import (
+    EXACT,
+    Aggregate,
+    aggregate_settings,
+    expanded_aggregates,
+    input_fields,
+    output_types,
+)
 from sinks.key_hash_parts import KeyParts, halves_by_key
 from sinks.states import MapState, checked_state
 
@@ -135,6 +142,9 @@ class StateCommitter(ArrowBolt, Committer):
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self._output is not None:
             declarer.declare(self._output)
+
+    def state_settings(self) -> Mapping[str, Any]:
+        return aggregate_settings(self.aggregates)
 
     def combiner(self) -> Combiner:
         return Fold(self._component_id, self.key, self.aggregates, self._schema(), partial_input=False)

@@ -92,9 +92,12 @@ def check_storable(name: str, declared: pa.DataType | None, store: str) -> pa.Da
         or types.is_boolean(declared)
         or (types.is_temporal(declared) and not _is_interval(declared))
     ):
-        raise TopologyError(
-            f"column {name!r}: {store} cannot hold {declared} exactly; cast it to a number, a string or bytes first"
+        how = (
+            "make it a text before, as by json.dumps"
+            if types.is_nested(declared)
+            else "cast it to a number, text or bytes"
         )
+        raise TopologyError(f"column {name!r}: {store} cannot hold {declared} exactly; {how}")
     return declared
 
 

@@ -23,6 +23,8 @@ Expression: TypeAlias = str | pl.Expr
 _CLOCK = re.compile(r"\b(now|current_timestamp|current_date|current_time|localtimestamp)\b", re.IGNORECASE)
 _GATHERING = frozenset({"Agg", "Over", "Rolling", "Sort", "SortBy", "Gather", "Slice"})
 _COMPARISONS = frozenset({"Eq", "NotEq", "Lt", "LtEq", "Gt", "GtEq"})
+#: The format of a time of day as a text, with its fraction.
+TIME_TEXT = "%T%.f"
 _NULL = {"Literal": {"Scalar": {"Null": "Null"}}}
 #: Words of other languages -> the SQL for them.
 _NOT_SQL = (
@@ -232,16 +234,21 @@ def _check_comparisons(call: Call, given: Any, tree: Any, schema: pa.Schema) -> 
 
 
 def _check_casts(call: Call, given: str, tree: Any, schema: pa.Schema) -> None:
-    """Refuse CAST(number AS TIMESTAMP), which has seconds in most dialects of SQL."""
+    """Refuse CAST(number AS TIMESTAMP), which has seconds in most dialects of SQL, and a cast of a
+    time of day to a text, which polars makes without the fraction."""
     for node in _nodes(tree):
         cast = node.get("Cast")
-        if not isinstance(cast, dict) or "Datetime" not in json.dumps(cast.get("dtype")):
+        to = json.dumps(cast.get("dtype")) if isinstance(cast, dict) else ""
+        if cast is None or ("Datetime" not in to and "String" not in to):
             continue
-        kind = _type_of(cast["expr"], schema)
-        if kind is not None and kind.is_numeric():
-            names = of_tree(cast["expr"]).meta.root_names()
+        kind, names = _type_of(cast["expr"], schema), of_tree(cast["expr"]).meta.root_names()
+        name = names[0] if names else "name"
+        if "Datetime" in to and kind is not None and kind.is_numeric():
+            raise call.mistake(f"{given!r} makes a time of a number, which has no unit: {time_of_number(name)}")
+        if "String" in to and kind == pl.Time:
             raise call.mistake(
-                f"{given!r} makes a time of a number, which has no unit: {time_of_number(names[0] if names else 'name')}"
+                f"{given!r} cuts the fraction of a time of day: write pl.col({name!r}).dt.to_string({TIME_TEXT!r}), or "
+                f"cast({name}=str)"
             )
 
 

@@ -28,6 +28,7 @@ from framework.streams.joins import Join, JoinOptions
 from framework.streams.lookups import CACHE_SIZE, Lookup
 from framework.streams.plan import Joined, Merged, Node, Placed, SideOutput, Stepped, check_once, closed_once
 from framework.streams.polars_expressions import (
+    TIME_TEXT,
     Expression,
     check_cast,
     check_names,
@@ -203,7 +204,9 @@ class Stream:
             try:
                 kind = pl.Schema(pa.schema([each]))[each.name]
                 check_cast(empty_frame(self.schema).schema[each.name], kind)
-                columns[each.name] = pl.col(each.name).cast(kind)
+                is_time_text = pa.types.is_time(was) and kind == pl.String
+                column = pl.col(each.name)
+                columns[each.name] = column.dt.to_string(TIME_TEXT) if is_time_text else column.cast(kind)
             except (pl.exceptions.PolarsError, pa.ArrowException) as error:
                 raise call.mistake(error) from None
         return self._with(call, columns, declared, Cast)

@@ -34,7 +34,7 @@ from framework.streams.stateless_steps import (
 )
 from framework.streams.unknown_operator_hints import of_grouped, of_table
 from framework.streams.watermark_bounds import WatermarkBounds
-from framework.topology import TOMBSTONE, Bolt, Fields, FieldsGrouping
+from framework.topology import TOMBSTONE, Bolt, Committer, Fields, FieldsGrouping
 from framework.topology.graph import valid_id
 from framework.user_call_argument_checks import checks_arguments
 
@@ -173,6 +173,8 @@ class Table(ABC):
         call = called("upsert_into", target, **without_none(name=name))
         bolt = of_target(call, self._stream._pipeline.note, target, self._committer)
         self.check_tombstones()
+        if isinstance(bolt, Committer) and (windows := _windows_above(self._stream._node)) is not None:
+            bolt.settings_above = {"window": windows.settings()}
         self._stream._pipeline.set_policy(call, bolt, on_bad_record)
         own = next(each for each in (name, self._name, target.name) if each is not None)
         return self._stream._placed(
@@ -463,6 +465,15 @@ class NewestTable(Table):
     def check_tombstones(self) -> None:
         if self._sequence_by is not None:
             self._stream._pipeline.check_sequence(self._call, self._stream._node, self._key, self._sequence_by)
+
+
+def _windows_above(node: Node) -> EventWindows | None:
+    """The windows that rows were put into, if they are windows of a fixed length."""
+    while isinstance(node, Stepped):
+        if isinstance(node.step, Windows):
+            return node.step.windows if isinstance(node.step.windows, EventWindows) else None
+        node = node.above
+    return None
 
 
 def _before_windows(node: Node, known: dict[Node, BeforeWindows | None]) -> BeforeWindows | None:

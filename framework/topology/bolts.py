@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -419,6 +420,9 @@ class Committer:
         """Called in the commit phase on a new copy, after its ``prepare`` and before its
         ``finish_batch``, with the result of ``keep_for_commit``."""
         raise NotImplementedError(f"{type(self).__name__} says what is kept of it, and does not take it back")
+
+    #: As of ``state_settings``, of the steps above that make the rows. Set on the driver.
+    settings_above: Mapping[str, Any] = MappingProxyType({})
 
     def state_settings(self) -> Mapping[str, Any]:
         """Options on which the stored rows depend, by name; JSON-able. A topology that starts with

@@ -163,8 +163,8 @@ def _replays_letters(spout: object) -> TypeGuard[PartitionedSpout]:
 
 
 def _settings(instance: object) -> dict[str, object]:
-    settings = instance.state_settings() if isinstance(instance, Committer) else {}
-    return {"settings": dict(settings)} if settings else {}
+    settings = {**instance.state_settings(), **instance.settings_above} if isinstance(instance, Committer) else {}
+    return {"settings": settings} if settings else {}
 
 
 class TopologyMaker(ABC):

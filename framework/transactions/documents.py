@@ -46,7 +46,7 @@ from framework.topology.builder import Topology
 from framework.topology.dead_letter_replay import LetterRequest
 from framework.transactions.commit_pace import changed_pace
 from framework.transactions.plans import Plan, StoredPlan, plan_digest, plan_of
-from framework.transactions.topology_change_messages import shape_changes, without_steps
+from framework.transactions.topology_change_messages import shape_changes, with_common_settings, without_steps
 
 CURRTX = "coordinator/currtx"
 ATTEMPTS = "coordinator/attempts"
@@ -323,9 +323,10 @@ def is_transactional(store: CoordinationStore, topology_id: str) -> bool:
 
 
 def compared_outlines(meta: Mapping[str, Any], topology: Topology) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The outline in ``META`` and that of the topology, without the stateless steps of either."""
+    """The outline in ``META`` and that of the topology, without the stateless steps of either, and
+    without the settings of a component that only one of them has."""
     steps = {*meta.get("steps", ()), *topology.steps()}
-    return without_steps(meta["outline"], steps), without_steps(topology.outline(), steps)
+    return with_common_settings(without_steps(meta["outline"], steps), without_steps(topology.outline(), steps))
 
 
 def differences_to_state(store: CoordinationStore, topology: Topology) -> Sequence[str]:

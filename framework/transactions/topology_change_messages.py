@@ -40,6 +40,31 @@ def without_steps(outline: Mapping[str, Any], steps: Set[str]) -> Mapping[str, A
     return {**outline, "components": kept}
 
 
+def with_common_settings(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Two outlines with the settings of components that both have. An earlier version stored fewer
+    of them; and where a column is added or removed, its setting is, too.
+
+    >>> old, new = {"settings": {"a": 1, "b": 2}}, {"settings": {"b": 3, "c": 4}}
+    >>> found = with_common_settings({"components": {"sum": old}}, {"components": {"sum": new}})
+    >>> [each["components"] for each in found]
+    [{'sum': {'settings': {'b': 2}}}, {'sum': {'settings': {'b': 3}}}]
+    """
+    was, has = before.get("components", {}), now.get("components", {})
+    common = {name: _mapped(was[name], "settings").keys() & _mapped(has[name], "settings") for name in {*was} & {*has}}
+    return _with_settings(before, common), _with_settings(now, common)
+
+
+def _with_settings(outline: Mapping[str, Any], kept: Mapping[str, Set[str]]) -> Mapping[str, Any]:
+    components = {}
+    for name, each in outline.get("components", {}).items():
+        settings = {key: its for key, its in _mapped(each, "settings").items() if key in kept.get(name, ())}
+        others = {key: its for key, its in each.items() if key != "settings"}
+        components[name] = {**others, "settings": settings} if settings else others
+    return {**outline, "components": components}
+
+
 def _without_steps(component: Component, components: Mapping[str, Component], steps: Set[str]) -> Component:
     inputs, takes = [], {}
     for each in _listed(component, "inputs"):

@@ -13,7 +13,7 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times, times_of
 from framework.operators.watermarks import EXPIRED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
-from sinks.aggregates import Aggregate, expanded_aggregates, input_fields, output_types, row_folder
+from sinks.aggregates import Aggregate, aggregate_settings, expanded_aggregates, input_fields, output_types, row_folder
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
 from sinks.keyed_committer import one_stream
@@ -93,7 +93,8 @@ class ExpiringCommitter(WatermarkedCommitter):
         return list(dict.fromkeys([*self.key, self.on, *input_fields(self.aggregates)]))
 
     def state_settings(self) -> Mapping[str, Any]:
-        return {"on": self.on, "unit": self.unit, "key": list(self.key), "ttl": self.ttl}
+        own = {"on": self.on, "unit": self.unit, "key": list(self.key), "ttl": self.ttl}
+        return {**own, **aggregate_settings(self.aggregates)}
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         if self._output is not None and self._fields is not None:

@@ -13,7 +13,15 @@ from framework.errors import TopologyError
 from framework.operators.timestamps import check_times
 from framework.topology import Combiner, Fields, Input
 from framework.topology.refused_row_bisection import OnRefused
-from sinks.aggregates import Aggregate, Count, expanded_aggregates, input_fields, output_types, results_column
+from sinks.aggregates import (
+    Aggregate,
+    Count,
+    aggregate_settings,
+    expanded_aggregates,
+    input_fields,
+    output_types,
+    results_column,
+)
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter
 from sinks.event_time.watermark import WATERMARK_FIELDS, Passing
@@ -112,7 +120,8 @@ class AggregatingCommitter(WatermarkedCommitter):
         return Fields.of({**types, **dict.fromkeys(self._parts.values(), pa.int64())})
 
     def state_settings(self) -> Mapping[str, Any]:
-        return {"on": self.on, "unit": self.unit, "key": list(self.key)}
+        own = {"on": self.on, "unit": self.unit, "key": list(self.key)}
+        return {**own, **aggregate_settings(self.aggregates)}
 
     def _output_types(self) -> dict[str, Any]:
         """The columns of ``_batch``; none outside of a topology."""

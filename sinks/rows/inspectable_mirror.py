@@ -228,13 +228,10 @@ class MirrorState(KeyedState):
             after: Key | None = None
             while True:
                 with self.held_rows() as held:
-                    table = held.table(name)
-                    found = table.stamped_keys(after)
-                    keys = [(name, *table.key(each)) for each in found]
+                    found, after = held.table(name).stamped_keys(after)
                 if not found:
                     break
-                after = found[-1]
-                yield keys
+                yield [(name, *each) for each in found]
         for some in pages_of(_recomputed(scratch).expected_keys(), PAGE_KEYS):
             yield self._without_stamped(some)
 

@@ -27,7 +27,7 @@ from sinks.key_parser import key_values
 from sinks.rows.row_multiset import RowMultiset
 from sinks.rows.rows_as_of import Key, RowSnapshot, Values
 from sinks.rows.transactional_table import READ_ROWS, RowTable
-from sinks.rows.values import stored_fields
+from sinks.rows.values import is_text, stored_fields
 from sinks.sql.schema import HEADERS_TABLE
 from sinks.states import MapState
 
@@ -159,14 +159,12 @@ class InspectableTable(RowTable, KeyedState):
     def _stamped_pages(self) -> Iterator[list[Key]]:
         """The keys of the rows that Ratchet has written."""
         after: Key | None = None
-        while page := self._page_of_keys(after):
-            after, keys = page
+        while True:
+            with self.held_rows() as held:
+                keys, after = held.stamped_keys(after)
+            if not keys:
+                return
             yield keys
-
-    def _page_of_keys(self, after: Key | None) -> tuple[Key, list[Key]] | None:
-        with self.held_rows() as held:
-            found = held.stamped_keys(after)
-            return (found[-1], [held.key(each) for each in found]) if found else None
 
     def _without_stamped(self, keys: Sequence[Key]) -> list[Key]:
         with self.held_rows() as held:
@@ -244,7 +242,14 @@ class InspectableTable(RowTable, KeyedState):
         if self._changes is None:
             raise ConfigError(f"{self.location} has no keys, so no row in it can be explained: it is appended to")
         fields = self.stored_fields.select(list(self._changes.key))
-        return RowForm(fields)(key_values(text, fields, self.location))
+        return self._held_key(RowForm(fields)(key_values(text, fields, self.location)))
+
+    def _held_key(self, key: Key) -> Key:
+        """A key as the table returns it."""
+        own = self._by_key().key
+        texts = {name: [part] for name, part in zip(own, key, strict=True) if is_text(self.schema.field(name).type)}
+        held = self.as_held(pa.table(texts)).to_pydict()
+        return tuple([held[name][0] if name in held else part for name, part in zip(own, key, strict=True)])
 
     def key_columns(self) -> Sequence[str]:
         return list(self._changes.key) if self._changes is not None else ()

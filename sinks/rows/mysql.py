@@ -7,6 +7,8 @@ a row that has another unique value of a new row, whatever its key.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,7 @@ from framework.topology.refused_row_bisection import OnRefused
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, EXISTED, TXID, WRITTEN_TABLE, Column
 from sinks.rows.transactional_table import READ_ROWS, Apart, HeldColumns
+from sinks.rows.values import is_text
 from sinks.sql.mysql_dialect import literals, rows_of, without_width
 from sinks.sql.mysql_server import code_of, is_of_row_alone, line_of
 from sinks.sql.mysql_table_base import DUPLICATE, MySqlTableBase
@@ -43,6 +46,25 @@ WHERE table_schema = DATABASE() AND table_name = %s ORDER BY index_name, seq_in_
 _SIGNAL = 1644
 _TOO_LONG = 1071
 _GENERATED = (1906, 3105)
+
+
+_NUMBERS = ("tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "year")
+
+
+def _kind_of(kind: str) -> str:
+    """The name of a type."""
+    return re.split(r"[ (]", kind, maxsplit=1)[0]
+
+
+def _cast_to(kind: str) -> str | None:
+    """The type to cast a text to, so that it has the form that a column of type ``kind`` gives it;
+    None: the column keeps texts as they are, or has no such cast."""
+    bare = _kind_of(kind)
+    if bare in ("uuid", "inet4", "inet6", "date", "datetime", "time", "decimal", "float", "double"):
+        return kind.replace(" unsigned", "").replace(" zerofill", "")
+    if bare == "timestamp":
+        return kind.removesuffix(" NULL").replace("timestamp", "datetime")
+    return "SIGNED" if bare in _NUMBERS else None
 
 
 class MySqlTable(MySqlTableBase, RebuildableTable):
@@ -184,6 +206,37 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
             cursor.execute(query, ())  # with parameters, so that %% is a %
             while rows := cursor.fetchmany(READ_ROWS):
                 yield from rows
+
+    def _with_held_texts(self, rows: pa.Table, texts: Sequence[str]) -> pa.Table:
+        with self._reading() as connection:
+            held = {each.name: each.kind for each in self._held_columns(connection, self._table)}
+            for name in texts:
+                if (cast := _cast_to(held.get(name, ""))) is not None:
+                    given = rows.column(name).to_pylist()
+                    query = (
+                        f"SELECT CAST(CAST(given AS {cast}) AS CHAR) FROM JSON_TABLE(%s, '$[*]' COLUMNS "
+                        "(n FOR ORDINALITY, given LONGTEXT PATH '$')) AS texts ORDER BY n"
+                    )
+                    found = connection.execute(query, (json.dumps(given),)).fetchall()
+                    made = [old if text is None else text for (text,), old in zip(found, given, strict=True)]
+                    rows = rows.set_column(rows.column_names.index(name), name, pa.array(made, rows.field(name).type))
+        return rows
+
+    def _selected(self, column: Column) -> str:
+        name, declared = self._q(column.name), self.schema.field(column.name).type
+        return f"CAST({name} AS CHAR)" if is_text(declared) and _kind_of(column.kind) in _NUMBERS else name
+
+    def _misread(self, column: Column, declared: pa.DataType) -> str:
+        is_time = _kind_of(column.kind) == "time"
+        return (
+            f"read a number of {declared.unit} as hours, minutes and seconds"
+            if (is_time and pa.types.is_duration(declared))
+            else ""
+        )
+
+    def _marked(self, column: Column) -> str:
+        """A parameter is no number of single precision, which differs from a double."""
+        return f"CAST({self.dialect.mark} AS FLOAT)" if _kind_of(column.kind) == "float" else self.dialect.mark
 
     # --- rebuilt ----------------------------------------------------------------------------------
 

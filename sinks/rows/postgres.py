@@ -18,19 +18,22 @@ from framework.topology import Header, TransactionAttempt
 from framework.topology.refused_row_bisection import OnRefused
 from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column
+from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column, UnfitTableError
 from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, Apart, HeldColumns, WriteRows
+from sinks.rows.values import is_text
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
 from sinks.sql.postgres_plpgsql_row_loop import NUMBER, ROWS_TABLE, RowByRow, allows_blocks
 from sinks.sql.postgres_table_base import PostgresTableBase
 from sinks.sql.postgres_value_limits import first_nul
 from sinks.sql.schema import qualified
+from sinks.value_encoding import restored
 
 _COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), attgenerated <> '', attidentity = 'a' FROM pg_attribute
 WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+_IS_VIEW = "SELECT 1 FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('v', 'm')"
 _PRIMARY_KEY = "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p'"
 _TRIGGERS = """
 SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal AND tgenabled <> 'D' ORDER BY tgname
@@ -71,6 +74,12 @@ _GIVEN, _GIVEN_ROWS, _GIVEN_BYTES = "_ratchet_given", 1_000, 2**20
 #: As PostgreSQL is compiled by default.
 _INDEX_COLUMNS_MAX = 32
 _INFINITIES = (2**63 - 1, -(2**63))
+#: Types that return a text as it was written, and the digits or the length of a type.
+_TEXTS, _VARCHAR, _DIGITS = (
+    ("text", "name", "citext"),
+    re.compile(r"character varying(\(\d+\))?"),
+    re.compile(r"\([^)]*\)"),
+)
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 #: The type that holds every value of a column's own type and of a field.
 _WIDENINGS = (
@@ -301,6 +310,14 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         found = connection.execute(_EXACT, (qualified(self._home, self._table), key)).fetchone()
         return bool(found[0] == len(key))
 
+    def _stamping(self, connection: Any, columns: Sequence[Column]) -> list[str]:
+        statements = super()._stamping(connection, columns)
+        if statements and connection.execute(_IS_VIEW, (qualified(self._home, self._table),)).fetchone() is not None:
+            raise UnfitTableError(
+                f"{self.location} is a view, to which no column {self._stamp!r} can be added: write to the table under it"
+            )
+        return statements
+
     def _stamp_index(self, connection: Any) -> list[str]:
         return [f"CREATE INDEX ON {self._at(self._table)} USING brin ({self._q(self._stamp or '')})"]
 
@@ -318,6 +335,56 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             cursor.execute(query, ())
             while rows := cursor.fetchmany(READ_ROWS):
                 yield from rows
+
+    def _with_held_texts(self, rows: pa.Table, texts: Sequence[str]) -> pa.Table:
+        with self._reading() as connection:
+            held = {each.name: each for each in self._held_columns(connection, self._table)}
+            for name in texts:
+                if name in held and self._is_cast(held[name]):
+                    kind = held[name].kind.replace("%", "%%")
+                    query = (
+                        f"SELECT given::{kind}::text FROM unnest(%s::text[]) WITH ORDINALITY AS _ (given, n) ORDER BY n"
+                    )
+                    given = array_of(rows.column(name).to_pylist())
+                    found = [text for (text,) in connection.execute(query, (given,)).fetchall()]
+                    rows = rows.set_column(rows.column_names.index(name), name, pa.array(found, rows.field(name).type))
+        return rows
+
+    def _selected(self, column: Column) -> str:
+        return f"{self._q(column.name)}::text" if self._is_cast(column) else self._q(column.name)
+
+    def _is_cast(self, column: Column) -> bool:
+        """Whether a column of another type holds texts."""
+        return is_text(self.schema.field(column.name).type) and not _keeps_texts(column)
+
+    def key_parameter(self, column: Column, value: Any) -> Any:
+        """In a column of texts as the text that was written."""
+        declared = self.schema.field(column.name).type
+        if is_text(declared) or not _keeps_texts(column):
+            return super().key_parameter(column, value)
+        return _readable(pa.chunked_array([pa.array([value], declared)])).cast(pa.string())[0].as_py()
+
+    def held_value(self, name: str, value: Any) -> Any:
+        declared = self.schema.field(name).type
+        if isinstance(value, str) and pa.types.is_temporal(declared) and not pa.types.is_duration(declared):
+            with suppress(ValueError):
+                value = restored(value, declared)
+        return super().held_value(name, value)
+
+    def _misread(self, column: Column, declared: pa.DataType) -> str:
+        types = pa.types
+        if types.is_duration(declared) and column.kind.startswith(("interval", "time")):
+            return f"read a number of {declared.unit} as seconds"
+        if (types.is_binary(declared) or types.is_large_binary(declared)) and _keeps_texts(column):
+            return "hold bytes as a text of hexadecimal digits"
+        return ""
+
+    def _marked(self, column: Column) -> str:
+        """With the type of the column, which the parameter may not have."""
+        if is_text(self.schema.field(column.name).type):
+            return self.dialect.mark
+        kind = _DIGITS.sub("", column.kind).replace("%", "%%")
+        return f"{self.dialect.mark}::{'bpchar' if kind == 'character' else kind}"
 
     def _like_model(self, connection: Any) -> list[str]:
         return [f"CREATE TABLE {self._at(self._table)} (LIKE {self._at(self._model)} INCLUDING ALL)"]
@@ -355,6 +422,12 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         if error.sqlstate == "P0001":  # a trigger refuses the row
             return BadRecordError(f"{self.location}: {error}; a trigger refuses this row")
         found = super()._named(error)
+        if error.sqlstate == "21000" and self._changes is not None:
+            return BadRecordError(
+                f"{self.location}: a batch has texts that differ and are one value of the key "
+                f"({', '.join(self._changes.key)}), such as a uuid in upper and lower case; give keys one form before this "
+                "committer"
+            )
         if isinstance(found, ConfigError) and error.sqlstate == "428C9":
             return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
         return found
@@ -378,6 +451,11 @@ class _Given:
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> Any:
         return self._connection.execute(f"{self._with} {statement}", (*self._arrays, *parameters))
+
+
+def _keeps_texts(column: Column) -> bool:
+    """Whether a column returns each text as it was written."""
+    return column.kind in _TEXTS or _VARCHAR.fullmatch(column.kind) is not None
 
 
 def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:

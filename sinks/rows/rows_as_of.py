@@ -43,7 +43,7 @@ class RowSnapshot:
         self._opened = header.open.txid if header.open is not None else 0
         #: The table, as it is read at this moment.
         self.table = table
-        self._columns = {each.name for each in table._held_columns(connection, table._table)}
+        self._columns = {each.name: each for each in table._held_columns(connection, table._table)}
         self._stamp = table._stamp
 
     def rows(self, txid: int) -> Iterator[Values]:
@@ -95,9 +95,9 @@ class RowSnapshot:
         where = f" WHERE {table._q(self._stamp or '')} = {txid:d}"
         return self._streamed(table._table, list(table.schema.names), where)
 
-    def stamped_keys(self, after: Key | None) -> list[Key]:
-        """A page of keys of the rows that Ratchet has written, as the database returns them, in
-        the order of the keys, after one of them."""
+    def stamped_keys(self, after: Key | None) -> tuple[list[Key], Key | None]:
+        """A page of keys of the rows that Ratchet has written, in the order of the keys, and the
+        last of them as the database returns it; ``after``: such a last one."""
         table = self.table
         conditions: list[str] = []
         given: list[Any] = []
@@ -107,22 +107,26 @@ class RowSnapshot:
             condition, given = self._above(after)
             conditions.append(condition)
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        key = table._list(table._by_key().key)
-        query = f"SELECT {key} FROM {table._at(table._table)}{where} ORDER BY {key} LIMIT {PAGE_KEYS}"
-        return list(table._run(self.connection, query, given).fetchall())
+        own = table._by_key().key
+        key, parts = table._list(own), ", ".join(self._expressions(table._table, own))
+        order = ", ".join(str(len(own) + place) for place in range(1, len(own) + 1))
+        query = f"SELECT {parts}, {key} FROM {table._at(table._table)}{where} ORDER BY {order} LIMIT {PAGE_KEYS}"
+        found = table._run(self.connection, query, given).fetchall()
+        return [self.key(row[: len(own)]) for row in found], tuple(found[-1][len(own) :]) if found else None
 
     def _above(self, key: Key) -> tuple[str, list[Any]]:
         """A condition for the keys above one, by which an index finds them."""
-        names, mark = [self.table._q(each) for each in self.table._by_key().key], self.table.dialect.mark
+        own = self.table._by_key().key
+        names, marks = [self.table._q(each) for each in own], [self._mark(each) for each in own]
         if len(names) == 1:
-            return f"{names[0]} > {mark}", [*key]
+            return f"{names[0]} > {marks[0]}", [*key]
         alternatives: list[str] = []
         given = [key[0]]
         for place, name in enumerate(names):
-            equal = [f"{each} = {mark}" for each in names[:place]]
-            alternatives.append(f"({' AND '.join([*equal, f'{name} > {mark}'])})")
+            equal = [f"{each} = {mark}" for each, mark in zip(names[:place], marks, strict=False)]
+            alternatives.append(f"({' AND '.join([*equal, f'{name} > {marks[place]}'])})")
             given += key[: place + 1]
-        return f"{names[0]} >= {mark} AND ({' OR '.join(alternatives)})", given
+        return f"{names[0]} >= {marks[0]} AND ({' OR '.join(alternatives)})", given
 
     def values(self, keys: Sequence[Key], txid: int) -> dict[Key, Values | None]:
         """The values beside the key that these keys had after a transaction; None: no row. Without
@@ -155,7 +159,7 @@ class RowSnapshot:
         table, found = self.table, dict[Key, Any]()
         changes = table._by_key()
         sequence = changes.sequence or ""
-        names = table._list([*changes.key, sequence])
+        names = ", ".join(self._expressions(f"{table._table}_deleted", [*changes.key, sequence]))
         for some in pages_of(keys, KEYS_PER_SELECT):
             condition, given = self._having(some)
             query = (
@@ -170,15 +174,16 @@ class RowSnapshot:
         """A condition for these keys."""
         table = self.table
         own = table._by_key().key
-        one = " AND ".join(f"{table._q(each)} = {table.dialect.mark}" for each in own)
-        given = [table.key_parameter(each, part) for key in keys for each, part in zip(own, key, strict=True)]
+        one = " AND ".join(f"{table._q(each)} = {self._mark(each)}" for each in own)
+        columns = [self._columns[each] for each in own]
+        given = [table.key_parameter(each, part) for key in keys for each, part in zip(columns, key, strict=True)]
         return " OR ".join([f"({one})"] * len(keys)), given
 
     def changed_keys(self) -> list[Key]:
         """The keys of the rows that the transaction that was opened last has changed."""
         table = self.table
-        key = table._by_key().key
-        query = f"SELECT {table._list(key)} FROM {table._at(f'{table._table}_before')}"
+        before = f"{table._table}_before"
+        query = f"SELECT {', '.join(self._expressions(before, table._by_key().key))} FROM {table._at(before)}"
         return [self.key(row) for row in table._run(self.connection, query).fetchall()]
 
     def key(self, row: Sequence[Any]) -> Key:
@@ -194,7 +199,7 @@ class RowSnapshot:
         before = name != table._table
         others = [each for each in table.schema.names if each not in own]
         last = [*([EXISTED] if before else []), *([table._q(self._stamp)] if self._stamp is not None else [])]
-        selected = [*map(table._q, own), *self._expressions(name, others), *last]
+        selected = [*self._expressions(name, [*own, *others]), *last]
         where, given = self._having(keys)
         if before:
             where = f"{TXID} = {self._opened:d} AND ({where})"
@@ -213,8 +218,12 @@ class RowSnapshot:
         """What to select for declared columns; null for one that the table lacks."""
         held = self._columns
         if name != self.table._table:
-            held = {each.name for each in self.table._held_columns(self.connection, name)}
-        return [self.table._q(each) if each in held else "NULL" for each in columns]
+            held = {each.name: each for each in self.table._held_columns(self.connection, name)}
+        return [self.table._selected(held[each]) if each in held else "NULL" for each in columns]
+
+    def _mark(self, name: str) -> str:
+        """The mark of a parameter that is compared with a column."""
+        return self.table._marked(self._columns[name])
 
     def _streamed(self, name: str, columns: Sequence[str], where: str = "") -> Iterator[Values]:
         table = self.table

@@ -16,12 +16,15 @@ from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import Column
+from sinks.rows.values import is_text
 from sinks.sql.sqlite_table_base import SqliteTableBase
 
 #: The beginning of the statement that SQLite keeps of a table, with its name.
 _CREATED = re.compile(
     r"""CREATE TABLE ("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[^\s(]+)""", re.IGNORECASE
 )
+#: The declared types that do not make numbers of texts.
+_TEXTUAL = re.compile("CHAR|CLOB|TEXT|BLOB", re.IGNORECASE)
 
 #: Errors that refuse a row independently of other rows.
 _OF_ROW_ALONE = ("SQLITE_CONSTRAINT_CHECK", "SQLITE_CONSTRAINT_NOTNULL", "SQLITE_CONSTRAINT_DATATYPE", "SQLITE_TOOBIG")
@@ -115,6 +118,13 @@ class SqliteTable(SqliteTableBase, RebuildableTable):
             "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (self._table,)
         )
         return [name for (name,) in found]
+
+    def _selected(self, column: Column) -> str:
+        """A column of another type, such as ``UUID``, makes numbers of texts of digits."""
+        name = self._q(column.name)
+        if not is_text(self.schema.field(column.name).type) or _TEXTUAL.search(column.kind) or not column.kind:
+            return name
+        return f"CAST({name} AS TEXT)"
 
     # --- rebuilt ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from framework.errors import TopologyError
 from framework.topology import Fields
 from framework.topology.canonical_form import form_of, python_values
 from sinks.rows.sqlite import SqliteTable
-from sinks.rows.table_definition import Changes
+from sinks.rows.table_definition import Changes, Column
 from sinks.rows.transactional_table import RowTable
 from sinks.rows.values import is_nested, json_form, json_writer
 from sinks.value_encoding import restored
@@ -32,13 +32,16 @@ class ScratchTable(SqliteTable):
         super().__init__(folder / "rows.db", "rows", stamp=stamp)
         self._fields, self._changes = fields, changes
         self._stands_for: RowTable | None = None
+        #: The table whose forms of texts the rows get. It is only read.
+        self._held_by: RowTable | None = None
 
     @staticmethod
-    def of(table: RowTable, folder: Path) -> ScratchTable:
+    def of(table: RowTable, folder: Path, *, as_held: bool = False) -> ScratchTable:
         """Stand for a table that is bound to its columns, and refuse the values that it is known to
-        refuse."""
+        refuse. ``as_held``: rows get the form in which that table, which is only read, returns
+        them."""
         made = ScratchTable(folder, table._fields, table._changes, table._stamp)
-        made._stands_for = table
+        made._stands_for, made._held_by = table, table if as_held else None
         return made
 
     def rows_written(self) -> pa.Table:
@@ -65,6 +68,8 @@ class ScratchTable(SqliteTable):
         return super()._column_type(field) if self._is_compared(field) else "BLOB"
 
     def _storable(self, rows: pa.Table) -> pa.Table:
+        if self._held_by is not None:
+            rows = self._held_by.as_held(rows)
         for number, field in enumerate(rows.schema):
             if field.name in self.schema.names and not self._is_compared(field):
                 values = python_values(rows.column(number), field.name)
@@ -82,6 +87,11 @@ class ScratchTable(SqliteTable):
         except TopologyError:  # equal values are pickled to the same bytes
             return False
         return True
+
+    def key_parameter(self, column: Column, value: Any) -> Any:
+        if self._is_compared(self.schema.field(column.name)):
+            return super().key_parameter(column, value)
+        return pickle.dumps(value)
 
     def held_value(self, name: str, value: Any) -> Any:
         if value is None:

@@ -137,6 +137,11 @@ class TableDefinition(SqlTableBase, Table):
         it holds them, or the database could not change it without loss."""
         return None
 
+    def _misread(self, column: Column, declared: pa.DataType) -> str:
+        """What a column of another type would make of values of ``declared``, where it takes them
+        for others; else empty."""
+        return ""
+
     def _check_width(self, connection: Any, held: Sequence[Column]) -> None:
         """Raise ``BadRecordError`` if rows with the existing and the declared columns are too wide
         to write, although the database adds the columns."""
@@ -238,7 +243,8 @@ class TableDefinition(SqlTableBase, Table):
         if header is not None and header.topology_id != topology_id:
             raise ConfigError(
                 f"{self.location} belongs to topology {header.topology_id!r}, not {topology_id!r}: a table has one owner; use "
-                "another table"
+                "another table, or, if that topology is gone for good, "
+                f"DELETE FROM {HEADERS_TABLE} WHERE state = '{self._table}'"
             )
         if not columns:
             if header is not None:
@@ -299,6 +305,12 @@ class TableDefinition(SqlTableBase, Table):
         """Compare an existing table with the declared columns."""
         self._check_names(held)
         names = {each.name for each in held}
+        for each in held:
+            if each.name in self.schema.names and (meaning := self._misread(each, self.schema.field(each.name).type)):
+                raise UnfitTableError(
+                    f"{self.location}: column {each.name!r} is {each.kind}, which would {meaning}: make the column "
+                    f"{self._declared()[each.name]}, or convert the field before this committer"
+                )
         missing = [name for name in self.schema.names if name not in names]
         mode = self._changes.on_new_column if self._changes is not None else "fail"
         needed = [name for name in missing if self._changes is not None and name in self._changes.key]

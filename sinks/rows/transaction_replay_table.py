@@ -26,7 +26,7 @@ class ReplayTable(ScratchTable):
         if sink._changes is None:
             raise InvariantViolation(f"{sink.location} has no keys")
         super().__init__(folder, sink._fields, sink._changes, sink._stamp)
-        self._sink, self._txid = sink, txid
+        self._sink, self._held_by, self._txid = sink, sink, txid
 
     def apply(
         self,

@@ -51,9 +51,10 @@ from sinks.rows.table_definition import (
     TXID,
     WHOLE,
     WRITTEN_TABLE,
+    Column,
     TableDefinition,
 )
-from sinks.rows.values import is_nested, json_form, storable
+from sinks.rows.values import exactly, is_nested, is_text, json_form, storable
 from sinks.sql.schema import header_values
 from sinks.sql.table_base import SqlRollBack
 
@@ -758,13 +759,34 @@ class RowTable(TableDefinition):
         try:
             if is_nested(declared):
                 return json_form(value)
-            return form_of(declared)(self._loaded(value, declared))
-        except (ValueError, TypeError, ArithmeticError, pa.ArrowException):
+            return form_of(declared)(self._loaded(exactly(value, declared), declared))
+        except (ValueError, TypeError, ArithmeticError, AttributeError, pa.ArrowException):
             return value
 
-    def key_parameter(self, name: str, value: Any) -> Any:
-        """A value of a key as a parameter of a statement."""
-        return self._stored(value, self.schema.field(name).type)
+    def as_held(self, rows: pa.Table) -> pa.Table:
+        """The rows with texts in the form in which the table returns them: a column of another
+        type, such as ``uuid``, stores a text in a form of its own. Unchanged if there is no table,
+        and if it does not take them."""
+        texts = [each.name for each in self.schema if is_text(each.type) and each.name in rows.column_names]
+        with suppress(BadRecordError):
+            return self._with_held_texts(rows, texts) if texts and rows.num_rows else rows
+        return rows
+
+    def _with_held_texts(self, rows: pa.Table, texts: Sequence[str]) -> pa.Table:
+        """As ``as_held``. Raises ``BadRecordError`` for a text that a column does not take."""
+        return rows
+
+    def _selected(self, column: Column) -> str:
+        """What to select for a declared column, so that texts are returned as texts."""
+        return self._q(column.name)
+
+    def _marked(self, column: Column) -> str:
+        """The mark of a parameter that is compared with a declared column."""
+        return self.dialect.mark
+
+    def key_parameter(self, column: Column, value: Any) -> Any:
+        """A value of a key as a parameter that is compared with its column."""
+        return self._stored(value, self.schema.field(column.name).type)
 
     # --- statements -------------------------------------------------------------------------------
 

@@ -148,7 +148,11 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
     def recounting(self, folder: Path) -> Bolt:
         if type(self) is not UpsertCommitter or self.table._fields is None:
             return with_scratch_states(self, folder)
-        return ReferenceUpserts(folder, self.table._fields, self._changes, self.changes_in)
+        return ReferenceUpserts(folder, self.table._fields, self._changes, self._held_changes_in)
+
+    def _held_changes_in(self, batch: pa.RecordBatch) -> pa.Table:
+        """As ``changes_in``, as the table holds them."""
+        return self.table.as_held(self.changes_in(batch))
 
     # --- in tasks ---------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +16,35 @@ from framework.topology.canonical_form import python_values
 from framework.topology.json_values import json_encoder
 from sinks.sql.schema import Dialect
 
+#: How databases write truth values as text.
+_TRUTHS = {"true": True, "false": False, "1": True, "0": False}
+
 
 def is_nested(declared: pa.DataType) -> bool:
     return bool(pa.types.is_nested(declared))
+
+
+def is_text(declared: pa.DataType) -> bool:
+    return bool(pa.types.is_string(declared) or pa.types.is_large_string(declared))
+
+
+def exactly(value: Any, declared: pa.DataType) -> Any:
+    """A value of a column of another type as ``declared``, if it is exactly one; else unchanged."""
+    types = pa.types
+    if types.is_floating(declared) and isinstance(value, (decimal.Decimal, str)):
+        return float(value)
+    if types.is_decimal(declared) and isinstance(value, (float, str)):
+        return decimal.Decimal(str(value))
+    if types.is_date(declared) and isinstance(value, datetime.datetime):
+        value = value.astimezone(datetime.UTC) if value.tzinfo is not None else value
+        return value.date() if value.time() == datetime.time() else value
+    if types.is_timestamp(declared) and isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return datetime.datetime.combine(value, datetime.time())
+    if not isinstance(value, str):
+        return value
+    if types.is_integer(declared):
+        return int(value) if str(int(value)) == value else value
+    return _TRUTHS.get(value, value) if types.is_boolean(declared) else value
 
 
 def stored_fields(fields: Fields) -> Fields:

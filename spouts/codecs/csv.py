@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -21,6 +22,8 @@ from spouts.codecs.messagepack import declared_types
 
 #: A cell may be as large as a record. The module's own limit is 128 kB.
 _CELL_BYTES_MAX = 1 << 30
+#: Arrow's error of a time with an offset for a type without a zone, or the reverse.
+_ZONE = re.compile("string: (?P<text>'.*') as a scalar of type .*: expected (?P<no>no )?(?:a )?zone offset")
 #: Of the writer, which quotes cells with these characters.
 _LINE_END = "\r\n"
 
@@ -127,7 +130,16 @@ def _parsed(cells: pa.Array, declared: pa.DataType) -> pa.Array:
         return found
     if pa.types.is_decimal(declared):
         return decimals_of_text(cells, declared)
-    return cells.cast(declared)
+    try:
+        return cells.cast(declared)
+    except pa.ArrowInvalid as error:
+        zone = _ZONE.search(str(error)) if pa.types.is_timestamp(declared) else None
+        if zone is None:
+            raise
+        has, other = ("an", f"'{declared.unit}', 'UTC'") if zone["no"] else ("no", f"'{declared.unit}'")
+        raise pa.ArrowInvalid(
+            f"{zone['text']} has {has} offset from UTC: declare pa.timestamp({other}) for such times"
+        ) from error
 
 
 def _text(value: Any, declared: pa.DataType) -> str:

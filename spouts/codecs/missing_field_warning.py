@@ -30,8 +30,13 @@ def _look_at(name: str, column: pa.Array, found: set[str]) -> None:
         present = column.filter(column.is_valid()) if column.null_count else column
         for field, part in zip(column.type, present.flatten(), strict=True):
             _look_at(f"{name}.{field.name}", part, found)
-    elif isinstance(column, (pa.ListArray, pa.LargeListArray)) and pa.types.is_nested(column.type.value_type):
+    elif _is_list(column.type) and pa.types.is_nested(column.type.value_type):
         _look_at(f"{name}[]", column.flatten(), found)
+
+
+def _is_list(declared: pa.DataType) -> bool:
+    """Not a map, whose names are data."""
+    return bool(pa.types.is_list(declared) or pa.types.is_large_list(declared))
 
 
 class AbsentFields:

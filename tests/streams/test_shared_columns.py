@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from framework.errors import TopologyError
 from ratchet import (
     Json,
     Pipeline,
@@ -190,3 +191,18 @@ def test_a_sum_of_a_window_beyond_its_type_leaves_others_as_they_are(take: int, 
     good = [("x", 1, float(minute)) for minute in range(20)]
     hostile = [*good[:10], *[("b", 2**63 - 1, 10 + part * 0.4) for part in range(3)], *good[10:]]
     assert closed(hostile) == closed(good) != []
+
+
+def test_a_time_of_day_becomes_a_text_with_its_fraction() -> None:
+    made = Pipeline("times")
+    moments = [datetime.time(23, 59, 59, 999000), datetime.time(1, 2, 3, 4), datetime.time(0), None]
+    rows = made.read([{"at": each} for each in moments], at=pa.time64("us"))
+    rows.cast(at=str).append_into(parquet("texts"), name="texts")
+    found = {each["at"] for each in made.test()["texts"]}
+    assert found == {"23:59:59.999", "01:02:03.000004", "00:00:00", None}
+
+
+def test_sql_that_cuts_the_fraction_of_a_time_of_day_is_refused() -> None:
+    rows = Pipeline("times").read([{"at": datetime.time(1)}], at=pa.time64("us"))
+    with pytest.raises(TopologyError, match=r"cuts the fraction .* write pl.col\('at'\).dt.to_string\('%T%.f'\)"):
+        rows.select(x="CAST(at AS VARCHAR)")

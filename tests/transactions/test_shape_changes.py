@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import sqlite3
@@ -17,12 +18,14 @@ from framework import submit
 from framework.errors import ConfigError
 from framework.transactions import MemoryStore
 from framework.transactions.document_writer import TopologyDocuments
-from framework.transactions.documents import differences_to_state
+from framework.transactions.documents import compared_outlines, differences_to_state
 from framework.transactions.topology_change_messages import shape_changes, without_steps
 from ratchet import Pipeline, Stream, Topology, count, parquet, sqlite, sum_, tumbling
 from tests.kit.waiting import PATIENCE_S
 
 ROWS = [{"shop": "x", "item": "i", "cents": 5, "at": datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)}]
+
+HOURS = tumbling("1 h")
 
 
 def pipeline(
@@ -33,15 +36,17 @@ def pipeline(
     name: str = "per-hour",
     parallelism: int = 1,
     window: str = "5 min",
+    hours: Any = HOURS,
     table: str = "hours",
     condition: str | None = None,
+    closed: Any = None,
 ) -> Pipeline:
     made = Pipeline("shop", state=lambda each: sqlite(folder / "state.db", each))
     read = made.read(ROWS, shop=str, item=str, cents=int, at=datetime.datetime)
     read = read if condition is None else read.filter(condition)
-    hours = read.window(tumbling("1 h"), on="at").group_by(*key).agg(**(aggregates or {"n": count()}))
-    hours.upsert_into(sqlite(folder / "shop.db", table), name=name, parallelism=parallelism)
-    windows = read.window(tumbling(window), on="at").group_by("shop").agg(n=count())
+    per_hour = read.window(hours, on="at").filter("item <> ''").group_by(*key).agg(**(aggregates or {"n": count()}))
+    per_hour.upsert_into(sqlite(folder / "shop.db", table), name=name, parallelism=parallelism)
+    windows = read.window(tumbling(window), on="at").group_by("shop").agg(n=count() if closed is None else closed)
     windows.when_closed(name="closed").append_into(parquet(folder / "files"), name="files")
     return made
 
@@ -59,6 +64,16 @@ def pipeline(
         ({"name": "totals"}, "component 'per-hour' is gone; component 'totals' is new"),
         ({"parallelism": 2}, "'per-hour' has 2 tasks, and had 1"),
         ({"window": "10 min"}, "'closed' has another option window: it was {'length': 300000000,"),
+        ({"hours": tumbling("2 h")}, "'per-hour' has another option window: it was {'length': 3600000000,"),
+        (
+            {"hours": tumbling("1 h", origin="15 min")},
+            "'per-hour' has another option window: it was {'length': 3600000000,",
+        ),
+        (
+            {"aggregates": {"n": sum_("cents")}},
+            "'per-hour' has another option aggregate n: it was 'Count', and is 'Sum'",
+        ),
+        ({"closed": sum_("cents")}, "'closed' has another option aggregate n: it was 'Count', and is 'Sum'"),
         ({"table": "totals"}, "'per-hour' keeps its state in table 'totals' of "),
     ],
 )
@@ -66,6 +81,15 @@ def test_a_change_names_the_step_and_what_it_is(change: dict[str, Any], said: st
     before = pipeline(tmp_path).build()
     assert changes(before, before) == []
     assert said in "; ".join(changes(before, pipeline(tmp_path, **change).build()))
+
+
+def test_an_option_that_a_former_version_did_not_store_is_no_change(tmp_path: Path) -> None:
+    built = pipeline(tmp_path).build()
+    former: Any = copy.deepcopy(built.outline())
+    for each in former["components"].values():
+        each.pop("settings", None)
+    before, now = compared_outlines({"outline": former}, built)
+    assert before == now and shape_changes(before, now) == []
 
 
 def changes(before: Topology, now: Topology) -> list[str]:

@@ -23,6 +23,11 @@ LINES = pa.list_(pa.struct([("price", pa.int64()), ("prize", pa.int64())]))
         (LINES, [None, [], [{"price": 1}]], ["v[].prize"]),
         (LINES, [[], None], []),
         (pa.list_(pa.int64()), [[None]], []),
+        (pa.map_(pa.string(), pa.int64()), [[("a", 1)], None], []),
+        (pa.map_(pa.string(), LINES), [[("a", None)], []], []),
+        (pa.map_(pa.string(), pa.int64()), [None, None], ["v"]),
+        (pa.list_(pa.map_(pa.string(), pa.int64())), [[[("a", 1)]]], []),
+        (pa.list_(LINES.value_type, 1), [[{"price": 1}]], []),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ import csv
 import datetime
 import gzip
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -379,6 +380,20 @@ def test_csv_takes_no_other_text_for_a_time_of_day(text: str) -> None:
     at = [datetime.time(12, 30), None, datetime.time(0, 0, 0, 250_000)]
     assert batch.column("at").to_pylist() == at
     assert [(each.index, each.reason[:3]) for each in bad] == [(1, "at:")]
+
+
+@pytest.mark.parametrize(
+    ("declared", "text", "advice"),
+    [
+        (pa.timestamp("us", "UTC"), "2026-01-01T00:00:00", r"has no offset .*: declare pa.timestamp\('us'\) for"),
+        (pa.timestamp("ms"), "2026-01-01T00:00:00Z", r"has an offset .*: declare pa.timestamp\('ms', 'UTC'\) for"),
+    ],
+)
+def test_csv_says_how_to_declare_times_with_and_without_an_offset(
+    declared: pa.DataType, text: str, advice: str
+) -> None:
+    _, (bad,) = CsvCodec(pa.schema({"at": declared})).decode_good([text.encode()])
+    assert re.match(f"at: '{text}' {advice} such times$", bad.reason), bad.reason
 
 
 @settings(deadline=None, max_examples=examples(100))
