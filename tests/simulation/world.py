@@ -742,6 +742,8 @@ class Oracle:
     model: dict[tuple[int, str], int | None] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     results: dict[tuple[int, int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
+    #: What the first attempt of a txid carried; by plan, too, where it may change.
+    firsts: dict[tuple[int, str], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
     emitted: set[tuple[int, int]] = field(default_factory=set)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
     committed: int = 0
@@ -766,8 +768,10 @@ class Oracle:
         self.results[(header.epoch, txid, attempt_id)] = result
         self._check_document(header)
         if not self.world.shape.opaque and not self.world.shape.moody and not self.world.zookeeper_restored:
-            # A batch with a refused value is planned again; it is checked when it is closed.
-            first = next(each for (_, other, _), each in self.results.items() if other == txid)
+            # A batch with a refused value is planned again; it is checked when it is closed. When a
+            # batch is too large, those after it are planned again, too, with other records.
+            plan = header.plan_digest if self.world.shape.room else ""
+            first = self.firsts.setdefault((txid, plan), result)
             if first != result and not self.world.shape.refuses:
                 raise Violation(f"4: {txid}:{attempt_id} carries {result}, an attempt before it {first}")
 
@@ -916,6 +920,7 @@ class Oracle:
         self.positions = dict.fromkeys(self.positions, 0)
         self.reset_epoch = self.world.store.epoch
         self.results = {key: each for key, each in self.results.items() if key[1] <= self.committed}
+        self.firsts = {key: each for key, each in self.firsts.items() if key[0] <= self.committed}
 
     # --- what the sinks see -----------------------------------------------------------------------
 
