@@ -44,7 +44,7 @@ PAIRS: dict[type[Database], list[tuple[pa.DataType, list[Any], str]]] = {
         (TEXT, ["t", "f"], "boolean"),
         (WHOLE, [1, 2], "varchar(20)"),
         (FLOAT, [0.1, 1e6], "numeric(12,2)"),
-        (FLOAT, [1e6, 0.1], "real"),
+        (FLOAT, [-1.5, 0.1], "real"),
         (FLOAT, [0.1, 2.0], "text"),
         (DECIMAL, CENTS, "double precision"),
         (DECIMAL, CENTS, "text"),
@@ -63,7 +63,7 @@ PAIRS: dict[type[Database], list[tuple[pa.DataType, list[Any], str]]] = {
         (WHOLE, [1, 2], VARCHAR),
         (FLOAT, [0.1, 12.5], "decimal(12,2)"),
         (FLOAT, [0.1, 12.5], VARCHAR),
-        (FLOAT, [12.5, 0.1], "float"),
+        (FLOAT, [-12.5, 0.1], "float"),
         (DECIMAL, CENTS, "double"),
     ],
     SqliteDatabase: [
