@@ -19,6 +19,7 @@ from framework.inspect.state_snapshots import read
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, UpsertCommitter
+from sinks.key_parser import key_values
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
@@ -135,6 +136,22 @@ def test_the_tools_agree_with_columns_of_other_types(
     for txid in (1, len(values) + 1):
         replayed = replay(landed.topology, landed.store, planned=plan_to_replay(landed.store, landed.topology, txid))
         assert replayed.agrees is not False
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.time64("us"), "01:02:03.000004", datetime.time(1, 2, 3, 4)),
+        (pa.time32("s"), "01:02", datetime.time(1, 2)),
+        (pa.duration("ms"), "1500", datetime.timedelta(seconds=1.5)),
+        (pa.timestamp("us", "UTC"), "2026-01-02 03:04:05", MOMENTS[0]),
+        (pa.timestamp("us", "UTC"), "2026-01-02T05:04:05+02:00", MOMENTS[0]),
+    ],
+)
+def test_a_key_of_times_is_written_as_text(kind: pa.DataType, text: str, value: Any) -> None:
+    assert key_values(text, Fields.of({"at": kind}), "table t") == (value,)
+    with pytest.raises(ConfigError, match=r"'noon' cannot be read as .*, which column 'at' of table t holds"):
+        key_values("noon", Fields.of({"at": kind}), "table t")
 
 
 @pytest.mark.parametrize(
