@@ -188,3 +188,18 @@ def test_a_view_in_place_of_a_table_is_named(database: Database, kind: str) -> N
     database.run(f"CREATE {kind} log AS SELECT * FROM under")
     with pytest.raises(ConfigError, match="is a view, to which no column '_txid' can be added: write to the table"):
         Written(database, TEXT, []).run()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("collation", ["NOCASE", "RTRIM"])
+def test_a_key_of_sqlite_that_takes_different_texts_for_one_is_refused(database: Database, collation: str) -> None:
+    database.run(f"CREATE TABLE keyed (k text COLLATE {collation} NOT NULL PRIMARY KEY, v text, n integer)")
+    with pytest.raises(ConfigError, match=f"the key 'k' has the collation {collation}, which takes different texts"):
+        Written(database, TEXT, []).run()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_key_of_sqlite_of_other_collations_beside_it_is_taken(database: Database) -> None:
+    database.run("CREATE TABLE keyed (k text NOT NULL PRIMARY KEY, v text COLLATE NOCASE UNIQUE, n integer)")
+    database.run("CREATE INDEX other ON keyed (k COLLATE NOCASE)")
+    Written(database, TEXT, ["a"]).run()
