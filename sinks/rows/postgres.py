@@ -43,11 +43,14 @@ SELECT conname, conrelid::regclass::text FROM pg_constraint WHERE confrelid = to
     AND conrelid <> confrelid ORDER BY conname
 """
 #: The columns of two tables: whether the table is the second, the name, the type without digits or
-#: length, and whether an assignment rounds to the digits of the column. Parameters: table, tables.
+#: length, whether an assignment rounds to the digits of the column, and whether texts that differ
+#: may be one value to it. Parameters: table, tables.
 _KINDS = """
 SELECT attrelid <> to_regclass(%s), attname, format_type(atttypid, -1),
-    atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype)
-FROM pg_attribute WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
+    atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype),
+    atttypid NOT IN ('text'::regtype, 'varchar'::regtype) OR NOT coalesce(collisdeterministic, true)
+FROM pg_attribute LEFT JOIN pg_collation ON pg_collation.oid = attcollation
+WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 """
 #: Whether the order of the rows of a statement has no effect on a table: except for its key, it has
@@ -226,11 +229,12 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _held(self, connection: Any) -> HeldColumns:
         found = connection.execute(_KINDS, self._kinds_of()).fetchall()
-        kinds = {name: kind for before, name, kind, _ in found if not before}
+        kinds = {name: kind for before, name, kind, *_ in found if not before}
         return HeldColumns(
             [name for before, name, *_ in found if before and name in kinds],
             {name: kind.replace("%", "%%") for name, kind in kinds.items() if not kind.endswith("[]")},
-            frozenset(name for before, name, _, rounds in found if rounds and not before),
+            frozenset(name for before, name, _, rounds, _ in found if rounds and not before),
+            frozenset(name for before, name, *_, folds in found if folds and not before),
         )
 
     def _kinds_of(self) -> tuple[str, str, str]:
@@ -243,6 +247,8 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         more than all of them."""
         changes = self._by_key()
         singly = isinstance(connection, _Singly)
+        if not singly:
+            self._check_keys_apart(connection, rows, held)
         if not self._can_give(rows, names, held):
             if singly:
                 return
@@ -262,6 +268,28 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             else:
                 self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
                 self._keep_deletions(_Given(group, given, arrays), _GIVEN, rows.column_names, txid)
+
+    def _check_keys_apart(self, connection: Any, rows: pa.Table, held: HeldColumns) -> None:
+        """Raise ``BadRecordError`` for keys that differ and are one to the table. A deletion would
+        come before an upsert of the same row, whatever their order."""
+        key = self._by_key().key
+        texts = [name for name in key if is_text(self.schema.field(name).type)]
+        if rows.num_rows < 2 or not held.folding.intersection(texts) or not held.kinds.keys() >= set(key):
+            return
+        given, arrays = self._given(connection, {name: held.kinds[name] for name in key}, rows)
+        table, names = self._at(self._table), self._list(key)
+        # the first query gives the columns the collations of the table
+        every = f"SELECT {names} FROM {table} WHERE FALSE UNION ALL {given}"
+        query = f"SELECT 1 FROM ({every}) AS {_GIVEN} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
+        if ungrouped(connection).execute(query, arrays).fetchone() is not None:
+            raise self._one_key()
+
+    def _one_key(self) -> BadRecordError:
+        return BadRecordError(
+            f"{self.location}: a batch has texts that differ and are one value of the key "
+            f"({', '.join(self._by_key().key)}), such as a uuid in upper and lower case; give keys one form before this "
+            "committer"
+        )
 
     def _given(self, connection: Any, kinds: Mapping[str, str], rows: pa.Table) -> tuple[str, Sequence[str]]:
         """The query that selects the rows, as ``kinds``, and its parameters."""
@@ -418,11 +446,7 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             return BadRecordError(f"{self.location}: {error}; a trigger refuses this row")
         found = super()._named(error)
         if error.sqlstate == "21000" and self._changes is not None:
-            return BadRecordError(
-                f"{self.location}: a batch has texts that differ and are one value of the key "
-                f"({', '.join(self._changes.key)}), such as a uuid in upper and lower case; give keys one form before this "
-                "committer"
-            )
+            return self._one_key()
         if isinstance(found, ConfigError) and error.sqlstate == "428C9":
             return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
         return found

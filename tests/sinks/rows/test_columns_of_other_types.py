@@ -174,10 +174,24 @@ def test_a_column_that_takes_values_for_others_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_texts_that_are_one_key_to_the_table_are_named(database: Database) -> None:
-    landed = Written(made(database, "uuid"), TEXT, [UUIDS[1].lower(), UUIDS[1]], batch=4)
-    with pytest.raises(RatchetError, match=r"one value of the key \(k\), such as a uuid in upper and lower case"):
-        landed.run()
+@pytest.mark.parametrize("column", ["uuid", "citext", "numeric", "text COLLATE folding"])
+@pytest.mark.parametrize("dead", [[False, False], [False, True], [True, False]])
+def test_texts_that_are_one_key_to_the_table_are_named(database: Database, column: str, dead: list[bool]) -> None:
+    texts = ["1", "1.0"] if column == "numeric" else [UUIDS[1].lower(), UUIDS[1]]
+    database.run("CREATE EXTENSION IF NOT EXISTS citext SCHEMA public")
+    database.run("CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    database.run(f"CREATE TABLE keyed (k {column.replace('citext', 'public.citext')} NOT NULL PRIMARY KEY, n integer)")
+    fields = Fields.of({"k": TEXT, "n": WHOLE, "tombstone": pa.bool_()})
+    records = [[text, number, gone] for number, (text, gone) in enumerate(zip(texts, dead, strict=True))]
+    builder = TransactionalTopologyBuilder("folded", "spout", OpaqueMemoryTransactionalSpout({0: records}, fields, 2))
+    builder.set_bolt("keyed", UpsertCommitter(database.table("keyed"), ["k"])).shuffle_grouping("spout")
+    with (
+        pytest.raises(
+            RatchetError, match=r"differ and are one value of the key \(k\), such as a uuid in upper and lower"
+        ),
+        submit(builder.build(), store=MemoryStore(), executor="local") as run,
+    ):
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
