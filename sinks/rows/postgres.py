@@ -19,7 +19,7 @@ from framework.topology.refused_row_bisection import OnRefused
 from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column, UnfitTableError
-from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns, WriteRows
+from sinks.rows.transactional_table import DELETE, LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, HeldColumns, WriteRows
 from sinks.rows.values import is_text
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
@@ -270,17 +270,22 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
                 self._keep_deletions(_Given(group, given, arrays), _GIVEN, rows.column_names, txid)
 
     def _check_keys_apart(self, connection: Any, rows: pa.Table, held: HeldColumns) -> None:
-        """Raise ``BadRecordError`` for keys that differ and are one to the table. A deletion would
-        come before an upsert of the same row, whatever their order."""
+        """Raise ``BadRecordError`` if a deletion follows an upsert of another text that is the same
+        key to the table: statements delete first."""
         key = self._by_key().key
         texts = [name for name in key if is_text(self.schema.field(name).type)]
-        if rows.num_rows < 2 or not held.folding.intersection(texts) or not held.kinds.keys() >= set(key):
+        deletes = pc.equal(rows.column(ACTION), DELETE)
+        if not pc.any(deletes).as_py() or not held.folding.intersection(texts) or not held.kinds.keys() >= set(key):
             return
-        given, arrays = self._given(connection, {name: held.kinds[name] for name in key}, rows)
+        given, arrays = self._given(
+            connection, {**{name: held.kinds[name] for name in key}, ACTION: self.dialect.integer}, rows
+        )
         table, names = self._at(self._table), self._list(key)
         # the first query gives the columns the collations of the table
-        every = f"SELECT {names} FROM {table} WHERE FALSE UNION ALL {given}"
-        query = f"SELECT 1 FROM ({every}) AS {_GIVEN} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
+        every = f"SELECT {names}, 0 AS {ACTION}, 0 AS place FROM {table} WHERE FALSE UNION ALL "
+        every += f"SELECT {names}, {ACTION}, row_number() OVER () FROM ({given}) AS given"
+        order = f"max(place) FILTER (WHERE {ACTION} = {DELETE}) > min(place) FILTER (WHERE {ACTION} <> {DELETE})"
+        query = f"SELECT 1 FROM ({every}) AS {_GIVEN} GROUP BY {names} HAVING {order} LIMIT 1"
         if ungrouped(connection).execute(query, arrays).fetchone() is not None:
             raise self._one_key()
 
