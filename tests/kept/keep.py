@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
-from framework.transactions import MemoryStore
+from framework.transactions import MemoryStore, TransactionalState
 from framework.transactions.documents import differences_to_state
 from sinks import (
     AppendCommitter,
@@ -88,6 +88,8 @@ def opened(folder: Path, built: Topology) -> MemoryStore:
     store._nodes = {path: text.replace(FOLDER, str(folder)).encode() for path, text in found["nodes"].items()}
     store._epochs = found["epochs"]
     assert not differences_to_state(store, built)
+    state = TransactionalState(store, built.id)
+    state.set_data("meta", {**state.get_data("meta"), "outline": built.outline(), "digest": built.digest()})
     return store
 
 
