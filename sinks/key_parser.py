@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,18 @@ def key_values(text: str, fields: Fields, location: str) -> tuple[Any, ...]:
 def _value(name: str, kind: pa.DataType | None, value: Any, location: str) -> Any:
     written = value if isinstance(value, str) else json.dumps(value)
     try:
-        return pa.array([written]).cast(kind)[0].as_py() if kind is not None else value
-    except pa.ArrowException as error:
+        return _parsed(written, kind) if kind is not None else value
+    except (pa.ArrowException, ValueError) as error:
         raise ConfigError(f"{written!r} cannot be read as {kind}, which column {name!r} of {location} holds") from error
+
+
+def _parsed(written: str, kind: pa.DataType) -> Any:
+    """A duration is a number of its unit, and a moment without an offset is in UTC."""
+    if pa.types.is_time(kind):
+        return datetime.time.fromisoformat(written)
+    if pa.types.is_duration(kind):
+        return pa.scalar(int(written), kind).as_py()
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        with suppress(pa.ArrowInvalid):
+            return pa.array([written]).cast(pa.timestamp(kind.unit)).cast(kind)[0].as_py()
+    return pa.array([written]).cast(kind)[0].as_py()

@@ -161,10 +161,13 @@ class InspectableTable(RowTable, KeyedState):
         after: Key | None = None
         while True:
             with self.held_rows() as held:
-                keys, after = held.stamped_keys(after)
+                keys, last = held.stamped_keys(after)
             if not keys:
                 return
+            if last == after:
+                raise ConfigError(f"{self.location}: its keys cannot be read in order: {last!r} comes after itself")
             yield keys
+            after = last
 
     def _without_stamped(self, keys: Sequence[Key]) -> list[Key]:
         with self.held_rows() as held:

@@ -235,8 +235,12 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
         )
 
     def _marked(self, column: Column) -> str:
-        """A parameter is no number of single precision, which differs from a double."""
-        return f"CAST({self.dialect.mark} AS FLOAT)" if _kind_of(column.kind) == "float" else self.dialect.mark
+        """A parameter is no number of single precision, which differs from a double, and bits that
+        were read are bytes."""
+        kind, mark = _kind_of(column.kind), self.dialect.mark
+        return {"float": f"CAST({mark} AS FLOAT)", "bit": f"CAST(CONV(HEX({mark}), 16, 10) AS UNSIGNED)"}.get(
+            kind, mark
+        )
 
     # --- rebuilt ----------------------------------------------------------------------------------
 

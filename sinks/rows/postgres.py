@@ -19,7 +19,16 @@ from framework.topology.refused_row_bisection import OnRefused
 from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column, UnfitTableError
-from sinks.rows.transactional_table import LOADED_BYTES, READ_ROWS, REPLACE, UPSERT, Apart, HeldColumns, WriteRows
+from sinks.rows.transactional_table import (
+    DELETE,
+    LOADED_BYTES,
+    READ_ROWS,
+    REPLACE,
+    UPSERT,
+    Apart,
+    HeldColumns,
+    WriteRows,
+)
 from sinks.rows.values import is_text
 from sinks.sql.postgres_arrays import array_of
 from sinks.sql.postgres_pipeline_mode import StatementGroup, ungrouped
@@ -43,11 +52,14 @@ SELECT conname, conrelid::regclass::text FROM pg_constraint WHERE confrelid = to
     AND conrelid <> confrelid ORDER BY conname
 """
 #: The columns of two tables: whether the table is the second, the name, the type without digits or
-#: length, and whether an assignment rounds to the digits of the column. Parameters: table, tables.
+#: length, whether an assignment rounds to the digits of the column, and whether texts that differ
+#: may be one value to it. Parameters: table, tables.
 _KINDS = """
 SELECT attrelid <> to_regclass(%s), attname, format_type(atttypid, -1),
-    atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype)
-FROM pg_attribute WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
+    atttypmod >= 0 AND atttypid NOT IN ('varchar'::regtype, 'bpchar'::regtype),
+    atttypid NOT IN ('text'::regtype, 'varchar'::regtype) OR NOT coalesce(collisdeterministic, true)
+FROM pg_attribute LEFT JOIN pg_collation ON pg_collation.oid = attcollation
+WHERE attrelid IN (to_regclass(%s), to_regclass(%s)) AND attnum > 0 AND NOT attisdropped
 ORDER BY attnum
 """
 #: Whether the order of the rows of a statement has no effect on a table: except for its key, it has
@@ -231,11 +243,12 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _held(self, connection: Any) -> HeldColumns:
         found = connection.execute(_KINDS, self._kinds_of()).fetchall()
-        kinds = {name: kind for before, name, kind, _ in found if not before}
+        kinds = {name: kind for before, name, kind, *_ in found if not before}
         return HeldColumns(
             [name for before, name, *_ in found if before and name in kinds],
             {name: kind.replace("%", "%%") for name, kind in kinds.items() if not kind.endswith("[]")},
-            frozenset(name for before, name, _, rounds in found if rounds and not before),
+            frozenset(name for before, name, _, rounds, _ in found if rounds and not before),
+            frozenset(name for before, name, *_, folds in found if folds and not before),
         )
 
     def _kinds_of(self) -> tuple[str, str, str]:
@@ -248,6 +261,8 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
         more than all of them."""
         changes = self._by_key()
         singly = isinstance(connection, _Singly)
+        if not singly:
+            self._check_keys_apart(connection, rows, held)
         if not self._can_give(rows, names, held):
             if singly:
                 return
@@ -267,6 +282,33 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             else:
                 self._apply_staged(_Given(group, given, arrays), _GIVEN, names, held.copied, txid)
                 self._keep_deletions(_Given(group, given, arrays), _GIVEN, rows.column_names, txid)
+
+    def _check_keys_apart(self, connection: Any, rows: pa.Table, held: HeldColumns) -> None:
+        """Raise ``BadRecordError`` if a deletion follows an upsert of another text that is the same
+        key to the table: statements delete first."""
+        key = self._by_key().key
+        texts = [name for name in key if is_text(self.schema.field(name).type)]
+        deletes = pc.equal(rows.column(ACTION), DELETE)
+        if not pc.any(deletes).as_py() or not held.folding.intersection(texts) or not held.kinds.keys() >= set(key):
+            return
+        given, arrays = self._given(
+            connection, {**{name: held.kinds[name] for name in key}, ACTION: self.dialect.integer}, rows
+        )
+        table, names = self._at(self._table), self._list(key)
+        # the first query gives the columns the collations of the table
+        every = f"SELECT {names}, 0 AS {ACTION}, 0 AS place FROM {table} WHERE FALSE UNION ALL "
+        every += f"SELECT {names}, {ACTION}, row_number() OVER () FROM ({given}) AS given"
+        order = f"max(place) FILTER (WHERE {ACTION} = {DELETE}) > min(place) FILTER (WHERE {ACTION} <> {DELETE})"
+        query = f"SELECT 1 FROM ({every}) AS {_GIVEN} GROUP BY {names} HAVING {order} LIMIT 1"
+        if ungrouped(connection).execute(query, arrays).fetchone() is not None:
+            raise self._one_key()
+
+    def _one_key(self) -> BadRecordError:
+        return BadRecordError(
+            f"{self.location}: a batch has texts that differ and are one value of the key "
+            f"({', '.join(self._by_key().key)}), such as a uuid in upper and lower case; give keys one form before this "
+            "committer"
+        )
 
     def _given(self, connection: Any, kinds: Mapping[str, str], rows: pa.Table) -> tuple[str, Sequence[str]]:
         """The query that selects the rows, as ``kinds``, and its parameters."""
@@ -423,11 +465,7 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             return BadRecordError(f"{self.location}: {error}; a trigger refuses this row")
         found = super()._named(error)
         if error.sqlstate == "21000" and self._changes is not None:
-            return BadRecordError(
-                f"{self.location}: a batch has texts that differ and are one value of the key "
-                f"({', '.join(self._changes.key)}), such as a uuid in upper and lower case; give keys one form before this "
-                "committer"
-            )
+            return self._one_key()
         if isinstance(found, ConfigError) and error.sqlstate == "428C9":
             return ConfigError(f"{self.location}: {error}; leave that field out, with columns=[...]")
         return found

@@ -15,7 +15,7 @@ import pyarrow as pa
 from framework.errors import BadRecordError
 from framework.topology.canonical_form import has_nan
 from sinks.rows.rebuildable_table import RebuildableTable
-from sinks.rows.table_definition import Column
+from sinks.rows.table_definition import Column, UnfitTableError
 from sinks.rows.values import is_text
 from sinks.sql.sqlite_table_base import SqliteTableBase
 
@@ -23,6 +23,8 @@ from sinks.sql.sqlite_table_base import SqliteTableBase
 _CREATED = re.compile(
     r"""CREATE TABLE ("(?:[^"]|"")*"|'(?:[^']|'')*'|`(?:[^`]|``)*`|\[[^\]]*\]|[^\s(]+)""", re.IGNORECASE
 )
+_UNIQUE_INDEXES = 'SELECT name FROM pragma_index_list(?) WHERE "unique" = 1 AND partial = 0'
+_COLLATIONS = "SELECT name, coll FROM pragma_index_xinfo(?) WHERE key = 1"
 #: The declared types that do not make numbers of texts.
 _TEXTUAL = re.compile("CHAR|CLOB|TEXT|BLOB", re.IGNORECASE)
 
@@ -75,15 +77,26 @@ class SqliteTable(SqliteTableBase, RebuildableTable):
         primary = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk > 0", (table,))
         if {name for (name,) in primary} == set(columns):
             return True
-        indexes = connection.execute(
-            'SELECT name FROM pragma_index_list(?) WHERE "unique" = 1 AND partial = 0', (table,)
-        ).fetchall()
+        indexes = connection.execute(_UNIQUE_INDEXES, (table,)).fetchall()
         for (index,) in indexes:
             if {name for (name,) in connection.execute("SELECT name FROM pragma_index_info(?)", (index,))} == set(
                 columns
             ):
                 return True
         return False
+
+    def _check_columns(self, connection: sqlite3.Connection, held: Sequence[Column]) -> None:
+        super()._check_columns(connection, held)
+        key = set(self._changes.key) if self._changes is not None else set[str]()
+        for (index,) in connection.execute(_UNIQUE_INDEXES, (self._table,)).fetchall():
+            collations = dict(connection.execute(_COLLATIONS, (index,)))
+            found = [(name, its) for name, its in collations.items() if its != "BINARY"]
+            if set(collations) == key and found:
+                (name, collation) = found[0]
+                raise UnfitTableError(
+                    f"{self.location}: the key {name!r} has the collation {collation}, which takes different texts for one: "
+                    "make a table whose key has COLLATE BINARY, copy the rows into it, and rename it"
+                )
 
     def _giving_key(self, connection: sqlite3.Connection) -> str:
         key, table = self._list(self._by_key().key), self._at(self._table)

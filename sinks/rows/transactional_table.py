@@ -73,11 +73,13 @@ UPSERT, DELETE, REPLACE = 0, 1, 2
 class HeldColumns:
     """The columns that a sql_txn finds. ``copied``: those of rows from before that the table has,
     too. ``kinds``: the types of the table's columns, of those whose values can be parameters.
-    ``rounding``: those whose digits an assignment rounds to."""
+    ``rounding``: those whose digits an assignment rounds to. ``folding``: those to which texts that
+    differ may be one value."""
 
     copied: Sequence[str]
     kinds: Mapping[str, str] = field(default_factory=dict)
     rounding: frozenset[str] = frozenset()
+    folding: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

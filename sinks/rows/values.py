@@ -35,6 +35,8 @@ def exactly(value: Any, declared: pa.DataType) -> Any:
         return float(value)
     if types.is_decimal(declared) and isinstance(value, (float, str)):
         return decimal.Decimal(str(value))
+    if isinstance(value, bytes) and (types.is_boolean(declared) or types.is_integer(declared)):  # a BIT
+        return int.from_bytes(value, "big")
     if types.is_date(declared) and isinstance(value, datetime.datetime):
         value = value.astimezone(datetime.UTC) if value.tzinfo is not None else value
         return value.date() if value.time() == datetime.time() else value

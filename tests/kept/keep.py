@@ -14,6 +14,7 @@ from typing import Any
 
 from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.transactions import MemoryStore, TransactionalState
+from framework.transactions.documents import differences_to_state
 from sinks import (
     AppendCommitter,
     Count,
@@ -86,9 +87,9 @@ def opened(folder: Path, built: Topology) -> MemoryStore:
     store = MemoryStore()
     store._nodes = {path: text.replace(FOLDER, str(folder)).encode() for path, text in found["nodes"].items()}
     store._epochs = found["epochs"]
-    meta = TransactionalState(store, built.id).get_data("meta")
-    assert meta["outline"] == built.outline()
-    TransactionalState(store, built.id).set_data("meta", {**meta, "digest": built.digest()})
+    assert not differences_to_state(store, built)
+    state = TransactionalState(store, built.id)
+    state.set_data("meta", {**state.get_data("meta"), "outline": built.outline(), "digest": built.digest()})
     return store
 
 

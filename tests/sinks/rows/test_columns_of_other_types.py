@@ -19,6 +19,7 @@ from framework.inspect.state_snapshots import read
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
 from sinks import AppendCommitter, UpsertCommitter
+from sinks.key_parser import key_values
 from spouts import OpaqueMemoryTransactionalSpout
 from tests.kit.row_tables import Database, MySqlDatabase, PostgresDatabase, SqliteDatabase
 from tests.kit.waiting import PATIENCE_S
@@ -44,7 +45,7 @@ PAIRS: dict[type[Database], list[tuple[pa.DataType, list[Any], str]]] = {
         (TEXT, ["t", "f"], "boolean"),
         (WHOLE, [1, 2], "varchar(20)"),
         (FLOAT, [0.1, 1e6], "numeric(12,2)"),
-        (FLOAT, [1e6, 0.1], "real"),
+        (FLOAT, [-1.5, 0.1], "real"),
         (FLOAT, [0.1, 2.0], "text"),
         (DECIMAL, CENTS, "double precision"),
         (DECIMAL, CENTS, "text"),
@@ -63,8 +64,10 @@ PAIRS: dict[type[Database], list[tuple[pa.DataType, list[Any], str]]] = {
         (WHOLE, [1, 2], VARCHAR),
         (FLOAT, [0.1, 12.5], "decimal(12,2)"),
         (FLOAT, [0.1, 12.5], VARCHAR),
-        (FLOAT, [12.5, 0.1], "float"),
+        (FLOAT, [-12.5, 0.1], "float"),
         (DECIMAL, CENTS, "double"),
+        (pa.bool_(), [True, False], "bit(1)"),
+        (WHOLE, [300, 1], "bit(9)"),
     ],
     SqliteDatabase: [
         (TEXT, ["a", "7"], "UUID"),
@@ -125,7 +128,7 @@ def test_the_tools_agree_with_columns_of_other_types(
         assert found["log"].row_count == 2 * len(values)
         if not pa.types.is_string(field):
             assert sorted(found["keyed"].arrow()["v"].to_pylist()) == sorted(values)
-    key = str(values[0])
+    key = str(values[0]).lower() if pa.types.is_boolean(field) else str(values[0])
     with read(landed.topology, states=["keyed"], keys=[key]) as one:
         assert one["keyed"].arrow()["n"].to_pylist() == [len(values)]
     told = explain(landed.topology, landed.store, state="keyed", key=key)
@@ -133,6 +136,22 @@ def test_the_tools_agree_with_columns_of_other_types(
     for txid in (1, len(values) + 1):
         replayed = replay(landed.topology, landed.store, planned=plan_to_replay(landed.store, landed.topology, txid))
         assert replayed.agrees is not False
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (pa.time64("us"), "01:02:03.000004", datetime.time(1, 2, 3, 4)),
+        (pa.time32("s"), "01:02", datetime.time(1, 2)),
+        (pa.duration("ms"), "1500", datetime.timedelta(seconds=1.5)),
+        (pa.timestamp("us", "UTC"), "2026-01-02 03:04:05", MOMENTS[0]),
+        (pa.timestamp("us", "UTC"), "2026-01-02T05:04:05+02:00", MOMENTS[0]),
+    ],
+)
+def test_a_key_of_times_is_written_as_text(kind: pa.DataType, text: str, value: Any) -> None:
+    assert key_values(text, Fields.of({"at": kind}), "table t") == (value,)
+    with pytest.raises(ConfigError, match=r"'noon' cannot be read as .*, which column 'at' of table t holds"):
+        key_values("noon", Fields.of({"at": kind}), "table t")
 
 
 @pytest.mark.parametrize(
@@ -155,10 +174,24 @@ def test_a_column_that_takes_values_for_others_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_texts_that_are_one_key_to_the_table_are_named(database: Database) -> None:
-    landed = Written(made(database, "uuid"), TEXT, [UUIDS[1].lower(), UUIDS[1]], batch=4)
-    with pytest.raises(RatchetError, match=r"one value of the key \(k\), such as a uuid in upper and lower case"):
-        landed.run()
+@pytest.mark.parametrize("column", ["uuid", "citext", "numeric", "text COLLATE folding"])
+@pytest.mark.parametrize("dead", [[False, False], [False, True]])
+def test_texts_that_are_one_key_to_the_table_are_named(database: Database, column: str, dead: list[bool]) -> None:
+    texts = ["1", "1.0"] if column == "numeric" else [UUIDS[1].lower(), UUIDS[1]]
+    database.run("CREATE EXTENSION IF NOT EXISTS citext SCHEMA public")
+    database.run("CREATE COLLATION folding (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    database.run(f"CREATE TABLE keyed (k {column.replace('citext', 'public.citext')} NOT NULL PRIMARY KEY, n integer)")
+    fields = Fields.of({"k": TEXT, "n": WHOLE, "tombstone": pa.bool_()})
+    records = [[text, number, gone] for number, (text, gone) in enumerate(zip(texts, dead, strict=True))]
+    builder = TransactionalTopologyBuilder("folded", "spout", OpaqueMemoryTransactionalSpout({0: records}, fields, 2))
+    builder.set_bolt("keyed", UpsertCommitter(database.table("keyed"), ["k"])).shuffle_grouping("spout")
+    with (
+        pytest.raises(
+            RatchetError, match=r"differ and are one value of the key \(k\), such as a uuid in upper and lower"
+        ),
+        submit(builder.build(), store=MemoryStore(), executor="local") as run,
+    ):
+        run.wait_until_caught_up(PATIENCE_S)
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
@@ -169,3 +202,18 @@ def test_a_view_in_place_of_a_table_is_named(database: Database, kind: str) -> N
     database.run(f"CREATE {kind} log AS SELECT * FROM under")
     with pytest.raises(ConfigError, match="is a view, to which no column '_txid' can be added: write to the table"):
         Written(database, TEXT, []).run()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("collation", ["NOCASE", "RTRIM"])
+def test_a_key_of_sqlite_that_takes_different_texts_for_one_is_refused(database: Database, collation: str) -> None:
+    database.run(f"CREATE TABLE keyed (k text COLLATE {collation} NOT NULL PRIMARY KEY, v text, n integer)")
+    with pytest.raises(ConfigError, match=f"the key 'k' has the collation {collation}, which takes different texts"):
+        Written(database, TEXT, []).run()
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_a_key_of_sqlite_of_other_collations_beside_it_is_taken(database: Database) -> None:
+    database.run("CREATE TABLE keyed (k text NOT NULL PRIMARY KEY, v text COLLATE NOCASE UNIQUE, n integer)")
+    database.run("CREATE INDEX other ON keyed (k COLLATE NOCASE)")
+    Written(database, TEXT, ["a"]).run()
