@@ -32,6 +32,8 @@ CELLS_MAX, CELLS_PER_BYTE = 1_000_000, 64
 #: So many of these values, and so many for each byte, are read one by one. For the others, only the
 #: fields are read that messages have: Protobuf's values are mostly denser.
 READ_CELLS, READ_PER_BYTE = 100_000, 2
+#: The most values of lists and maps of which a column is made at a time.
+PART_VALUES = 10_000
 #: The bytes of a short value.
 _SHORT_BYTES = 64
 #: Seconds of the years 1 and 10,000 since 1970.
@@ -84,7 +86,7 @@ def _column(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells) -> C
 
         def lists(messages: Sequence[Any]) -> pa.Array:
             items = [get(each) for each in messages]
-            return pa.ListArray.from_arrays(_offsets(items), of_present(list(_flat(items))), type=declared)
+            return pa.ListArray.from_arrays(_offsets(items), _in_parts(of_present, _flat(items)), type=declared)
 
         return lists
     if not field.has_presence or (field.message_type is None and field.has_default_value):
@@ -111,10 +113,11 @@ def _maps(field: FieldDescriptor, within: tuple[str, ...], cells: _Cells, declar
 
     def maps(messages: Sequence[Any]) -> pa.Array:
         # Their order in the bytes says nothing, and a replay must give the same rows.
-        items = [sorted(get(each).items(), key=_first) for each in messages]
-        pairs = list(_flat(items))
-        keys, values = keys_of([key for key, _ in pairs]), values_of([value for _, value in pairs])
-        return pa.MapArray.from_arrays(_offsets(items), keys, values, type=declared)
+        entries = [get(each) for each in messages]
+        in_order = [sorted(each) for each in entries]
+        keys = keys_of(list(_flat(in_order)))
+        values = (its[key] for its, ordered in zip(entries, in_order, strict=True) for key in ordered)
+        return pa.MapArray.from_arrays(_offsets(in_order), keys, _in_parts(values_of, values), type=declared)
 
     return maps
 
@@ -228,8 +231,13 @@ def _json(value: Any) -> str:
         raise ValueError(f"{value.DESCRIPTOR.full_name} has no JSON form: {error}") from None
 
 
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
+def _in_parts(make: Column, values: Iterator[Any]) -> pa.Array:
+    """The column of values, made in parts: the more messages Python has in hand, the more time
+    Protobuf takes for another one."""
+    parts = []
+    while part := list(itertools.islice(values, PART_VALUES)):
+        parts.append(make(part))
+    return pa.concat_arrays(parts) if parts else make([])
 
 
 def _flat(items: Sequence[Any]) -> itertools.chain[Any]:

@@ -327,6 +327,7 @@ def test_messages_with_few_of_their_fields_have_the_same_columns(
     every = codec.decode([value.SerializeToString()] * 2)
     monkeypatch.setattr(protobuf_columns, "READ_CELLS", 0)
     monkeypatch.setattr(protobuf_columns, "READ_PER_BYTE", 0)
+    monkeypatch.setattr(protobuf_columns, "PART_VALUES", 7)
     found = codec.decode([value.SerializeToString()] * 2)
     found.validate(full=True)
     assert repr(found.to_pylist()) == repr(every.to_pylist())  # with -0.0
@@ -347,7 +348,7 @@ def test_few_fields_of_many_empty_messages_are_read(monkeypatch: pytest.MonkeyPa
     )  # type: ignore[func-returns-value]
     batch, bad = codec.decode_good([b"\x0a\x00" * 20_000 + b"\x0a\x02\x18\x05"])
     assert (len(batch.column(0)[0]), bad) == (20_001, [])
-    assert read == [[0, 0, 1, *[0] * 27]]
+    assert [sum(its) for its in zip(*read, strict=True)] == [0, 0, 1, *[0] * 27]
     assert batch.column(0)[0][20_000].as_py()["f3"] == 5
 
 
