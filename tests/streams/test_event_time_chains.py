@@ -17,7 +17,7 @@ from ratchet import Json, Pipeline, Stream, count, parquet, session, sliding, sq
 
 pytestmark = pytest.mark.rule("C44")
 
-WORLDS = 30
+WORLDS = 20
 START = datetime.datetime(2026, 1, 1, 10, tzinfo=datetime.UTC)
 TOPICS = {"orders": "n", "payments": "m"}
 #: What a side of the join may be: how its rows are put into windows.
