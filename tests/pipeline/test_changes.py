@@ -256,6 +256,9 @@ class Blind(StateCommitter):
     def declare_output_fields(self, declarer: Any) -> None:
         pass
 
+    def state_settings(self) -> dict[str, Any]:
+        return {}
+
     def combiner(self) -> Any:
         return None
 

@@ -93,6 +93,7 @@ def test_steps_are_one_bolt_with_a_stream_per_sink(tmp_path: Path) -> None:
     )
     state = OpaqueMapState(SqliteBackend(tmp_path / "shop.db", "per_hour"))
     committer = StateCommitter(state, ["window_start", "shop"], {"cents": Sum("cents")})
+    committer.settings_above = {"window": tumbling("1 h").settings()}
     builder.set_bolt("per-hour", committer).fields_grouping("orders-steps", Fields("window_start", "shop"), "per-hour")
     assert shop.build().outline() == builder.build().outline()
 
