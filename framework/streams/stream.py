@@ -569,10 +569,10 @@ class Stream:
         parallelism: int = 1,
     ) -> Stream:
         """The first row of each key. A later row is dropped if its time ``on``, by default the
-        timestamp of its record in the topic, is less than ``within`` after the first. The rows of a
-        transaction are taken in the order of their times. ``late``: how far a row may be behind the
-        newest one of its partition; rows that are later are dropped. ``max_ahead``, ``idle_after``,
-        ``advance_when_idle``: as of ``window``. ``name``: the id, which the state follows."""
+        timestamp of its record in the topic, is less than ``within`` after the first. ``late``: how
+        far a row may be behind the newest one of its partition; rows that are later are dropped.
+        ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of ``window``. ``name``: the id,
+        which the state follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -20,25 +19,12 @@ from sinks.states import MapState
 _UNTIL = "until"
 
 
-class _Arrived(NamedTuple):
-    """A record, as row ``row`` of batch ``batch``. ``until``: how long its key was known before the
-    transaction."""
-
-    batch: int
-    row: int
-    key: Key
-    at: int
-    until: int | None
-
-
 class DeduplicatingCommitter(WatermarkedCommitter):
     """Emits the first record of each key, and drops later records whose event time is less than
     ``within`` after it. Its opaque state holds the keys of that horizon, and deletes them when the
     watermark has passed it.
 
-    ``on``: the field with a record's event time, as in a ``WatermarkCommitter``. The records of a
-    transaction are taken in the order of their times, so the first one does not depend on tasks
-    that read in parallel.
+    ``on``: the field with a record's event time, as in a ``WatermarkCommitter``.
 
     Default stream: the first records, unchanged. ``LATE_STREAM``: records behind the watermark
     whose key is not, or no longer, in the state; they are not on the default stream.
@@ -84,33 +70,26 @@ class DeduplicatingCommitter(WatermarkedCommitter):
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         batches, self._batches = self._batches, []
         seen: dict[Key, int] = {}
-        first: list[list[int]] = [[] for _ in batches]
-        late: list[list[int]] = [[] for _ in batches]
-        for came in sorted(self._arrived(batches), key=attrgetter("at")):
-            until = seen.get(came.key, came.until)
-            if until is not None and came.at < until:
-                continue  # a repeat
-            if came.at < watermarks.before:
-                late[came.batch].append(came.row)
-            else:
-                seen[came.key] = came.at + self.within
-                first[came.batch].append(came.row)
-        for batch, late_rows, first_rows in zip(batches, late, first, strict=True):
-            if late_rows:
-                self._emit_late(batch.take(pa.array(sorted(late_rows))))
-            if first_rows:
-                yield batch.take(pa.array(sorted(first_rows)))
+        for batch in batches:
+            keys = self._keys(pa.Table.from_batches([batch]))
+            times = times_of(batch.column(self.on), self.on, self.unit).tolist()
+            held = self.state.multi_get(keys) if keys else []
+            first, late = [], []
+            for number, (key, at, known) in enumerate(zip(keys, times, held, strict=True)):
+                until = seen.get(key, known)
+                if until is not None and at < until:
+                    continue  # a repeat
+                if at < watermarks.before:
+                    late.append(number)
+                else:
+                    seen[key] = at + self.within
+                    first.append(number)
+            if late:
+                self._emit_late(batch.take(pa.array(late)))
+            if first:
+                yield batch.take(pa.array(first))
         kept = {key: until for key, until in seen.items() if until > watermarks.after}
         self.state.multi_put(list(kept), list(kept.values()))
         for page in self.state.due(_UNTIL, NEVER, watermarks.after, self._mine):
             self.state.delete([key for key, _ in page if key not in kept])
             self.state.write()
-
-    def _arrived(self, batches: Sequence[pa.RecordBatch]) -> Iterator[_Arrived]:
-        """The records in the order of arrival."""
-        for number, batch in enumerate(batches):
-            keys = self._keys(pa.Table.from_batches([batch]))
-            times = times_of(batch.column(self.on), self.on, self.unit).tolist()
-            held = self.state.multi_get(keys) if keys else []
-            for row, (key, at, until) in enumerate(zip(keys, times, held, strict=True)):
-                yield _Arrived(number, row, key, at, until)

@@ -192,7 +192,7 @@ class Reference:
                     self.open[key] += chain
 
     def _first(self, records: Sequence[Record], before: int, now: int, sent: Sent) -> None:
-        for record in sorted(records, key=lambda each: each.at):
+        for record in records:
             until = self.seen.get(record.key)
             if until is not None and record.at < until:
                 continue

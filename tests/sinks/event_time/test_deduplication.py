@@ -24,9 +24,9 @@ pytestmark = pytest.mark.rule("C44")
 ROW = Fields(id=str, at=int)
 
 
-def topology(*, opaque: bool = True, within: Any = 10, readers: int = 2) -> Topology:
+def topology(*, opaque: bool = True, within: Any = 10) -> Topology:
     spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: [], 1: []}, ROW, 10)
-    builder = TransactionalTopologyBuilder("once", "orders", spout, readers)
+    builder = TransactionalTopologyBuilder("once", "orders", spout, 2)
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
     once = DeduplicatingCommitter(OpaqueMapState(MemoryBackend()), key=["id"], on="at", within=within)
@@ -43,16 +43,6 @@ def test_the_first_of_each_id_is_emitted_and_the_horizon_is_forgotten() -> None:
     assert sorted((row["id"], row["at"]) for row in done.rows("once")) == [("a", 1), ("a", 11), ("b", 3), ("c", 30)]
     assert [row["id"] for row in done.table("once")] == ["c"]
     assert done.table("late") == []
-
-
-@pytest.mark.parametrize("readers", [1, 2, 3, 5])
-def test_the_first_of_several_partitions_is_the_same_however_many_tasks_read_them(readers: int) -> None:
-    rows = {partition: [["a", 40 - 3 * partition], ["b", 50 + (7 * partition) % 5]] for partition in range(5)}
-    done = run_on(topology(within=20, readers=readers), rows, take=2)
-    assert sorted((row["id"], row["at"]) for row in done.rows("once")) == [("a", 28), ("b", 50)]
-    assert [(row["id"], row["until"]) for row in done.table("once")] == [("b", 70_000_000)]
-    done = run_on(topology(within=30, readers=readers), rows, take=2)
-    assert [(row["id"], row["until"] // 1_000_000) for row in done.table("once")] == [("a", 58), ("b", 80)]
 
 
 def test_a_record_whose_key_may_be_forgotten_is_late() -> None:
