@@ -637,11 +637,11 @@ class _Arrived:
 
     def emitted_by(self, state: CommitterState) -> list[Piece]:
         """The rows that a committer emitted in ``execute``."""
-        sources = self._plan.edges
+        edges = self._plan.edges
         return [
             piece
             for piece in self.pieces
-            if piece.target_task == state.task and sources[piece.edge].source == state.component_id
+            if piece.target_task == state.task and edges[piece.edge].source == state.component_id
         ]
 
     def _is_for_this_level(self, piece: Piece) -> bool:

@@ -1,4 +1,4 @@
-"""What ``join`` of a stream builds: the columns of both sides, and the step that joins them."""
+"""Joins of a stream with another stream or a table: the columns of both sides, and the step."""
 
 from __future__ import annotations
 

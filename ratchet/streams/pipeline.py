@@ -133,7 +133,7 @@ class Pipeline(StreamsPipeline):
         return stream
 
     def _kafka(self, call: Call, options: Mapping[str, Any], parallelism: int | None, letters: Bolt | None) -> Kafka:
-        """What the topics of the pipeline have in common. ``options``, ``parallelism`` and
+        """The source that all topics of the pipeline share. ``options``, ``parallelism`` and
         ``letters``: of one that is added."""
         reading = self._reading
         if not isinstance(reading, Kafka):
@@ -445,7 +445,7 @@ def _metadata_of(call: Call, metadata: Sequence[str]) -> tuple[str, ...]:
 
 
 def _policy_of(call: Call, on_bad_record: str | Bolt) -> tuple[OnBadRecord, Bolt | None]:
-    """What becomes of bad records, and the committer of dead letters."""
+    """The policy for bad records, and the committer of dead letters."""
     if isinstance(on_bad_record, Bolt):
         return "dead_letter", on_bad_record
     if on_bad_record == "fail":

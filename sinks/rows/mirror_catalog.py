@@ -65,8 +65,8 @@ class _Entry(NamedTuple):
 
 
 class _Fit:
-    """What is known of a table in a transaction. ``fields``: the first field of each column of the
-    changes, by the name that the database compares."""
+    """The shape of a table, as a transaction knows it. ``fields``: the first field of each column
+    of the changes, by the name that the database compares."""
 
     def __init__(self) -> None:
         self.fields: dict[str, pa.Field] = {}
@@ -228,7 +228,7 @@ class Catalog(Members):
         return known
 
     def _fits(self, parts: Sequence[Part]) -> Mapping[tuple[str, tuple[str, ...]], _Fit]:
-        """What is known of each table, by its name and key."""
+        """The known shape of each table, by its name and key."""
         fits: dict[tuple[str, tuple[str, ...]], _Fit] = defaultdict(_Fit)
         for each in parts:
             for field in each.columns or ():

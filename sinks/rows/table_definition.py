@@ -138,8 +138,8 @@ class TableDefinition(SqlTableBase, Table):
         return None
 
     def _misread(self, column: Column, declared: pa.DataType) -> str:
-        """What a column of another type would make of values of ``declared``, where it takes them
-        for others; else empty."""
+        """The wrong reading that a column of another type would give values of ``declared``; empty
+        if it takes them for what they are."""
         return ""
 
     def _check_width(self, connection: Any, held: Sequence[Column]) -> None:

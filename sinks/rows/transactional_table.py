@@ -84,7 +84,7 @@ class HeldColumns:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a sql_txn has found of a table, for several changes. ``names``: its columns."""
+    """A table as a sql_txn has found it, for several changes. ``names``: its columns."""
 
     names: frozenset[str]
     held: HeldColumns
@@ -514,7 +514,7 @@ class RowTable(TableDefinition):
         return list(self._run(connection, query, values).fetchall())
 
     def look(self, connection: Any) -> Look:
-        """What is there of the table, after the changes that ``on_new_column`` allows."""
+        """The table as it is after the changes that ``on_new_column`` allows."""
         self._fit(connection)
         names = frozenset(each.name for each in self._held_columns(connection, self._table))
         return Look(names, self._held(connection))
@@ -779,7 +779,7 @@ class RowTable(TableDefinition):
         return rows
 
     def _selected(self, column: Column) -> str:
-        """What to select for a declared column, so that texts are returned as texts."""
+        """The expression that selects a declared column, so that texts are returned as texts."""
         return self._q(column.name)
 
     def _marked(self, column: Column) -> str:

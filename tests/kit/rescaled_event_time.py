@@ -398,7 +398,7 @@ class World:
             self.struck["partition added"] += 1
 
     def executor(self, plan: ExecutionPlan) -> BatchExecutor:
-        """What runs the batches of one life."""
+        """The executor of one life."""
         return LocalExecutor(plan, {})
 
     def make_available(self) -> None:

@@ -742,7 +742,7 @@ class Oracle:
     model: dict[tuple[int, str], int | None] = field(default_factory=dict)
     positions: dict[str, int] = field(default_factory=dict)
     results: dict[tuple[int, int, int], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
-    #: What the first attempt of a txid carried; by plan, too, where it may change.
+    #: The content of the first attempt of a txid; by plan, too, where it may change.
     firsts: dict[tuple[int, str], list[list[tuple[str, int | None]]]] = field(default_factory=dict)
     emitted: set[tuple[int, int]] = field(default_factory=set)
     digests: dict[tuple[int, int], str] = field(default_factory=dict)
