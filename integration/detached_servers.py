@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -114,7 +115,8 @@ def _end(pids: list[int], folder: Path, timeout_s: float) -> None:
 
     for which in (signal.SIGTERM, signal.SIGKILL):
         for pid in left():
-            os.kill(pid, which)
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                os.kill(pid, which)
         try:
             wait_until(lambda: not left(), timeout_s, "the end of the servers")
             return

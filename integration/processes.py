@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -149,7 +150,8 @@ class ChildProcess(Running):
     def _send(self, which: signal.Signals) -> None:
         pid = self.pid
         if pid is not None:
-            os.kill(pid, which)
+            with contextlib.suppress(ProcessLookupError):  # the guardian has seen its end meanwhile
+                os.kill(pid, which)
 
 
 def _child_of(guardian: subprocess.Popen[bytes]) -> int | None:
@@ -174,5 +176,6 @@ def _await_end(processes: list[psutil.Process]) -> None:
     """Wait until processes have ended. Kill those that take too long."""
     _, late = psutil.wait_procs(processes, STOP_TIMEOUT_S)
     for each in late:
-        each.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
     psutil.wait_procs(late, STOP_TIMEOUT_S)

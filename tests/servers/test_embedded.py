@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -292,6 +293,20 @@ def test_the_pid_of_a_server_that_is_ending_is_not_waited_for(tmp_path: Path, mo
     assert process.pid is None
     assert len(looks) <= 1
     process.kill()
+
+
+@pytest.mark.parametrize("act", [ChildProcess.kill, ChildProcess.pause, ChildProcess.resume])
+def test_a_server_that_ends_before_its_signal_arrives_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[ChildProcess], None]
+) -> None:
+    """Its guardian waits for it, so its pid is nobody's at once."""
+    ended = subprocess.Popen(["true"])
+    ended.wait(PATIENCE_S)
+    process = ChildProcess(Launch("x", ["true"], folder=tmp_path, log_file=tmp_path / "x.log"))
+    monkeypatch.setattr(ChildProcess, "pid", ended.pid)
+    act(process)
+    process.kill()
+    assert not process.alive
 
 
 class Crashing(Server):
