@@ -272,8 +272,9 @@ class AggregatesTable(Table):
 
     def when_changed(self, *, name: str | None = None, allowed_lateness: Duration = 0, parallelism: int = 1) -> Stream:
         """Each change of a window that is open, with its values so far, in the columns of
-        ``when_closed``: one row per window and transaction. Of one table, ``when_changed`` and
-        ``when_closed`` with the same ``name`` are two streams of one step."""
+        ``when_closed``: one row per window and transaction, in the order of their ends. Of one
+        table, ``when_changed`` and ``when_closed`` with the same ``name`` are two streams of one
+        step."""
         call = called("when_changed", **without_none(name=name))
         what = KNOWN_WHEN_CLOSED.get(type(self._before(call).windows.windows))
         if what is not None:

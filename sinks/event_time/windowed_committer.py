@@ -47,7 +47,8 @@ class WindowedCommitter(AggregatingCommitter):
     ``correction`` true.
 
     ``LATE_STREAM``: later records, aggregated per key and window within their transaction.
-    ``CHANGED_STREAM``: each window that a transaction changes, with its values so far.
+    ``CHANGED_STREAM``: each window that a transaction changes, with its values so far, in the order
+    of their ends.
 
     Records are aggregated before the shuffle. The content of a window when it closes does not
     depend on the sizes of batches, on tasks, or on failures.
@@ -111,8 +112,7 @@ class WindowedCommitter(AggregatingCommitter):
             self._emit_late(self._sent(late), LATE_STREAM, pc.sum(late.column(RECORDS)).as_py())
         # The due rows contain the windows of the state.
         ending = _ending(came, watermarks.before, watermarks.after)
-        for page in slices_of(came, PAGE_BYTES):
-            self._keep_open(_ending(page, watermarks.after, _FOREVER))
+        still_open = _ending(came, watermarks.after, _FOREVER)
         corrected = self._corrected(_ending(came, over_before, watermarks.before))
         self._emit_changed(corrected)
         self._put(_ending(corrected, over_after, _FOREVER))
@@ -137,11 +137,13 @@ class WindowedCommitter(AggregatingCommitter):
                 held = list(dict.fromkeys([*held, *self._window_keys(came_now)]))
             self.state.delete([key for key in held if key[-1] <= over_after])
             self.state.write()
+        if self._is_subscribed(CHANGED_STREAM):
+            still_open = self._ordered(still_open)  # and after the others: ``CHANGED_STREAM`` has them in their order
+        for page in slices_of(still_open, PAGE_BYTES):
+            self._keep_open(page)
 
     def _keep_open(self, came: pa.Table) -> None:
         """Add records to windows that do not end yet."""
-        if not came.num_rows:
-            return
         deltas = came.drop_columns([RECORDS]).rename_columns(dict(self._parts))
         merge = partial(self.state.merge, aggregates=self.aggregates, want_values=self._is_subscribed(CHANGED_STREAM))
         for changed in accepted(deltas, merge, self._on_refused):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from framework.errors import TopologyError
 from framework.testing import crash, replay
-from ratchet import Pipeline, count, parquet, session, sqlite, sum_, tumbling
+from ratchet import Pipeline, count, hopping, parquet, session, sqlite, sum_, tumbling
 from ratchet.streams.notebook_tables import Tables
 
 Row = dict[str, Any]
@@ -103,6 +103,31 @@ def test_windows_close_change_and_are_late_as_in_plain_python(
         assert in_order(tables[name]) == in_order(expected), name
         more = [{"shop": row["shop"], "five": row["cents"] - 5} for row in expected if row["cents"] > 5]
         assert in_order(tables[f"more-{name}"]) == in_order(more), name
+
+
+@pytest.mark.parametrize("page_bytes", [1, 1 << 20])
+def test_the_windows_that_a_transaction_changes_come_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page_bytes: int
+) -> None:
+    """So a table of newest rows keeps the last window, while some close and some come anew."""
+    monkeypatch.setattr("sinks.event_time.windowed_committer.PAGE_BYTES", page_bytes)
+    shop = pipeline_in(tmp_path)
+    rows = shop.read(rows_of([("x", 1, 0), ("x", 2, 6), ("x", 4, 6), ("x", 8, 12), ("x", 16, 8), ("x", 32, 3)]))
+    table = rows.window(hopping("4 min", "2 min"), on="at").group_by("shop").agg(cents=sum_("cents"))
+    changed = table.when_changed(allowed_lateness="10 min")
+    seen = tmp_path / "seen"
+
+    def start_of(row: Row) -> Row:
+        start = (row["window_start"] - START) // minutes(1)
+        with seen.open("a") as file:  # a function is copied to its tasks
+            file.write(f"{start} ")
+        return {"start": start}
+
+    changed.map(start_of, start=int).append_into(parquet(tmp_path / "all"), name="all")
+    changed.latest_by("shop").upsert_into(sqlite(tmp_path / "newest.db", "newest"), name="newest")
+    tables = shop.test(take=3)
+    assert seen.read_text() == "-2 0 4 6 " + "0 2 6 8 10 12 "
+    assert [(row["window_start"], row["cents"]) for row in tables["newest"]] == [(START + minutes(12), 8)]
 
 
 def late_of(folder: Path, step: str, faults: list[Any]) -> Tables:
