@@ -46,7 +46,7 @@ from framework.streams.stateless_steps import (
     Windows,
 )
 from framework.streams.steps_bolt import Branch, StepsBolt
-from framework.topology import DEFAULT_STREAM, TOMBSTONE, Bolt, Grouping, TransactionalTopologyBuilder
+from framework.topology import DEFAULT_STREAM, TOMBSTONE, Bolt, ForwardsRows, Grouping, TransactionalTopologyBuilder
 from framework.topology.planning_time_stream import CLOCK_STREAM
 
 
@@ -108,9 +108,7 @@ class Placed:
     stream: str = DEFAULT_STREAM
     #: What it emits on other streams.
     side_schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
-    #: Whether the bolt emits unchanged rows, with their hidden columns. If not: stream -> the
-    #: hidden columns that it makes.
-    passes_on: bool = False
+    #: Stream -> the hidden columns that the bolt makes, if it forwards no rows.
     made_hidden: Mapping[str, Columns] = field(default_factory=dict)
     #: Whether it gets the planning times of the spout, and whose watermarks it gets.
     takes_clock: bool = False
@@ -125,6 +123,10 @@ class Placed:
     @property
     def needs(self) -> Columns:
         return frozenset(self.uses if self.uses is not None else self.above.schema.names) | self.hidden
+
+    @property
+    def forwards(self) -> bool:
+        return isinstance(self.bolt, ForwardsRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class _Compilation:
         origins: list[Read | Placed] = [*sources, *placed]
         self._carried_below: dict[Read | Placed, Columns] = dict.fromkeys(origins, frozenset())
         for each in reversed(placed):
-            self._carried[each] = each.hidden | (self._carried_below[each] if each.passes_on else frozenset())
+            self._carried[each] = each.hidden | (self._carried_below[each] if each.forwards else frozenset())
             for its in self._inputs[each]:
                 for way in its.ways:
                     needed = _needed(way, each.needs | self._carried[each]) & CARRIED
@@ -273,7 +275,9 @@ class _Compilation:
         if isinstance(component, Read):
             return self._carried_below[component]
         emitter = emitter_of(component)
-        return self._carried[emitter] if emitter.passes_on else emitter.made_hidden.get(component.stream, frozenset())
+        if emitter.forwards:
+            return self._carried_below[emitter]
+        return emitter.made_hidden.get(component.stream, frozenset())
 
     def builder(self, pipeline_id: str) -> TransactionalTopologyBuilder:
         used = {each.source: self._used(each) for each in self._sources}
@@ -284,6 +288,8 @@ class _Compilation:
         for source in self._sources:
             self._add_steps(builder, source)
         for each in self._placed:
+            if isinstance(each.bolt, ForwardsRows):
+                each.bolt.forwarded = self._carried_below[each]
             declarer = builder.set_bolt(each.id, each.bolt, each.parallelism)
             for its in self._inputs[each]:
                 upstream, stream = self._place(its.component)
@@ -428,7 +434,7 @@ def carried_in(reading: Reading, node: Node) -> Columns:
             found &= reading.hidden(component.source)
         else:
             emitter = emitter_of(component)
-            found &= carried_in(reading, emitter.above) if emitter.passes_on else frozenset()
+            found &= carried_in(reading, emitter.above) if emitter.forwards else frozenset()
     return found
 
 

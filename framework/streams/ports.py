@@ -146,8 +146,9 @@ class StatefulSteps(ABC):
         same time are in their order."""
 
     @abstractmethod
-    def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
-        """The committer that emits the first row of each key."""
+    def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration, *, partition: Sequence[str]) -> Bolt:
+        """The committer that emits the first row of each key. ``partition``: as of ``timers``; the
+        rows of a transaction are in their order."""
 
     @abstractmethod
     def pairs(self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration, how: JoinHow) -> Bolt:

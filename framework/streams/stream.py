@@ -568,8 +568,9 @@ class Stream:
         advance_when_idle: bool = False,
         parallelism: int = 1,
     ) -> Stream:
-        """The first row of each key. A later row is dropped if its time ``on``, by default the
-        timestamp of its record in the topic, is less than ``within`` after the first. ``late``: how
+        """The first row of each key: of one transaction's rows by topic and partition, and in each
+        as they arrived. A later row is dropped if its time ``on``, by default the timestamp of its
+        record in the topic, is less than ``within`` after the first. ``late``: how
         far a row may be behind the newest one of its partition; rows that are later are dropped.
         ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of ``window``. ``name``: the id,
         which the state follows."""
@@ -579,15 +580,16 @@ class Stream:
         at = self._event_time(call, on)
         bounds = WatermarkBounds(late, max_ahead, idle_after, advance_when_idle).checked(call)
         steps = self._pipeline.stateful_steps(call)
-        bolt = self._bolt(call, lambda: steps.first_rows(name, keys, at, within))
+        place = self._pipeline.place_of(self._node) or ()
+        bolt = self._bolt(call, lambda: steps.first_rows(name, keys, at, within, partition=place))
         return self._placed(
             call,
             bolt,
             name,
             FieldsGrouping(Fields(*keys)),
             parallelism=parallelism,
-            passes_on=True,
-            **self._by_time(call, name, at, bounds),
+            watermarks=self._pipeline.watermarks(call, name, self._node, on=at, bounds=bounds),
+            hidden=frozenset(hidden_of([at, *place])),
         )
 
     def join(

@@ -296,6 +296,13 @@ class Bolt(ABC):
         return [value for value in vars(self).values() if isinstance(value, FencedState)]
 
 
+class ForwardsRows:
+    """A bolt that emits rows of its input unchanged. A pipeline sets ``forwarded``: the hidden
+    columns that bolts below take. It emits no other hidden columns."""
+
+    forwarded: frozenset[str] = frozenset()
+
+
 class BaseBasicBolt(Bolt):
     """One tuple in, any number out. For both kinds of topology.
 

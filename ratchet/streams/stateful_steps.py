@@ -76,8 +76,8 @@ class StatefulStepsIn(StatefulSteps):
         bolt.partition = tuple(partition)
         return bolt
 
-    def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration) -> Bolt:
-        return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within)
+    def first_rows(self, name: str, key: Sequence[str], on: str, within: Duration, *, partition: Sequence[str]) -> Bolt:
+        return DeduplicatingCommitter(self._of(name), key=key, on=on, within=within, partition=partition)
 
     def pairs(self, name: str, key: Sequence[str], times: tuple[str, str], within: Duration, how: JoinHow) -> Bolt:
         left, right = times

@@ -184,13 +184,15 @@ def test_steps_that_order_records_of_one_time_get_topic_and_partition(metadata: 
     value = Json(shop=str, cents=int, at=datetime.datetime)
     orders = shop.read_kafka("orders", value=value, metadata=metadata, bootstrap_servers=BROKER)
     orders.group_by("shop").process(Unpaid, on="at", output=OUTPUT, name="unpaid")
+    orders.deduplicate("shop", within="1 h", on="at", name="once").append_into(parquet(tmp_path / "once"), name="seen")
     prices = shop.read_kafka("prices", value=value, metadata=metadata).latest_by("shop")
     joined = orders.join(prices, on="shop", times="at", name="priced")
     assert joined.schema.names == ["shop", "cents", "at", "cents_right", "at_right"]
     built = {each.id: each for each in shop.build().components}
-    places = {name: built[name].instance.partition for name in ("unpaid", "priced")}
+    places = {name: built[name].instance.partition for name in ("unpaid", "once", "priced")}
     hidden = ("ratchet:topic", "ratchet:partition")
-    assert places == {"unpaid": tuple(metadata) or hidden, "priced": hidden}
+    shown = tuple(metadata) or hidden
+    assert places == {"unpaid": shown, "once": shown, "priced": hidden}
     for name, place in places.items():
         inputs = [each for each in built[name].subscriptions if "watermark" not in each.component_id]
         assert inputs and all(set(place) <= set(built[each.component_id].streams[each.stream]) for each in inputs)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from framework import Fields
 from framework.errors import TopologyError
 from framework.streams.hidden_columns import is_hidden
+from framework.topology import RECORD_FIELDS
 from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.transactions import MemoryStore
 from ratchet import (
@@ -393,6 +394,21 @@ def test_a_tombstone_has_them_too(tmp_path: Path) -> None:
     given = [{"k": "x", "n": 1}, {"k": "y", "n": 2}, {"k": "x", "tombstone": True}, {"k": "y", "n": 2}]
     done = shop.test({"a": [{**each, "timestamp_ms": 5} for each in given]})
     assert done["newest"] == [given[1]] and done["a"] == given[:2]
+
+
+def test_first_rows_have_those_that_bolts_below_take_and_no_others(tmp_path: Path) -> None:
+    shop = pipeline_in(tmp_path)
+    first = read(shop).deduplicate("k", within="1 h", name="first")
+    first.append_into(parquet(tmp_path / "a"), name="a")
+    built = {each.id: each for each in shop.build().components}
+    assert list(built["first"].streams["default"]) == first.schema.names
+    assert [each.component_id for each in built["a"].subscriptions] == ["first"]
+    windows = first.window(tumbling("5 min")).group_by("k").agg(n=count()).when_closed(name="windows")
+    windows.append_into(parquet(tmp_path / "b"), name="b")
+    built = {each.id: each for each in shop.build().components}
+    assert list(built["first"].streams["default"]) == [*first.schema.names, *RECORD_FIELDS]
+    shown = [each.component_id for each in built["a"].subscriptions]
+    assert [list(built[each].streams["default"]) for each in shown] == [first.schema.names]
 
 
 def test_a_spout_reads_them_from_the_records(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,14 +23,19 @@ from tests.sinks.event_time.test_windows import FAULTS
 pytestmark = pytest.mark.rule("C44")
 
 ROW = Fields(id=str, at=int)
+PLACED = Fields(id=str, source=int, at=int)
 
 
-def topology(*, opaque: bool = True, within: Any = 10) -> Topology:
-    spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: [], 1: []}, ROW, 10)
-    builder = TransactionalTopologyBuilder("once", "orders", spout, 2)
+def topology(
+    *, opaque: bool = True, within: Any = 10, fields: Fields = ROW, readers: int = 2, partition: Sequence[str] = ()
+) -> Topology:
+    spout = (OpaqueMemoryTransactionalSpout if opaque else MemoryTransactionalSpout)({0: [], 1: []}, fields, 10)
+    builder = TransactionalTopologyBuilder("once", "orders", spout, readers)
     watermark = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at", max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    once = DeduplicatingCommitter(OpaqueMapState(MemoryBackend()), key=["id"], on="at", within=within)
+    once = DeduplicatingCommitter(
+        OpaqueMapState(MemoryBackend()), key=["id"], on="at", within=within, partition=partition
+    )
     builder.set_bolt("once", once, 2).fields_grouping("orders", Fields("id")).all_grouping("watermark")
     for name, stream in (("sent", "default"), ("late", LATE_STREAM)):
         counted = StateCommitter(OpaqueMapState(MemoryBackend()), ["id", "at"], {"times": Count()})
@@ -43,6 +49,15 @@ def test_the_first_of_each_id_is_emitted_and_the_horizon_is_forgotten() -> None:
     assert sorted((row["id"], row["at"]) for row in done.rows("once")) == [("a", 1), ("a", 11), ("b", 3), ("c", 30)]
     assert [row["id"] for row in done.table("once")] == ["c"]
     assert done.table("late") == []
+
+
+@pytest.mark.parametrize("take", [1, 20])
+@pytest.mark.parametrize("readers", [1, 2, 3, 5])
+def test_the_first_record_of_a_transaction_is_that_of_the_first_partition(readers: int, take: int) -> None:
+    rows = {source: [["a", source, 20 - source], ["b", source, 20], ["a", source, 19]] for source in range(5)}
+    made = topology(within=100, fields=PLACED, readers=readers, partition=["source"])
+    done = run_on(made, rows, take=take)
+    assert sorted((row["id"], row["source"], row["at"]) for row in done.rows("once")) == [("a", 0, 20), ("b", 0, 20)]
 
 
 def test_a_record_whose_key_may_be_forgotten_is_late() -> None:
