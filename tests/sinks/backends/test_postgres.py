@@ -279,9 +279,7 @@ def test_an_address_takes_secrets_from_the_environment(
 
 
 @pytest.mark.rule("C1")
-def test_a_hanging_sql_txn_releases_the_header(
-    postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_sql_txn_releases_the_header(postgres: PostgresServer, table: str) -> None:
     """C1: a writer that is paused inside its sql_txn does not block its successor for ever,
     and writes nothing later.
     """
@@ -289,23 +287,25 @@ def test_a_hanging_sql_txn_releases_the_header(
     header = backend.prepare("topology")
     opened = header.opened(1, OpenCommit(1, 1, "d"))
     backend.raise_header(header, opened)
-    backend.close()  # drop connections that were made with another timeout
     raised: list[Header] = []
+    limits: list[tuple[int]] = []
 
     def successor() -> None:
         other = PostgresBackend(postgres.dsn, table, KEY, VALUE)
         other.raise_header(opened, opened.opened(1, OpenCommit(1, 2, "d")))
         raised.append(other.read_header())
 
-    monkeypatch.setattr(postgres_module, "IDLE_TIMEOUT_MS", 1_000)
     with pytest.raises(RetryableError), backend._writing() as connection:
         backend._check_header(connection, opened, backend._keep_header)
-        monkeypatch.undo()  # on a busy machine the successor is idle for moments, too
+        setting = "idle_in_transaction_session_timeout"
+        limits.append(connection.execute(f"SELECT setting::int FROM pg_settings WHERE name = '{setting}'").fetchone())
+        connection.execute(f"SET LOCAL {setting} = 1000")  # not before: a busy machine is idle for moments, too
         thread = threading.Thread(target=successor)
         thread.start()
         thread.join(PATIENCE_S)
         connection.execute(f"INSERT INTO {table} VALUES ('zombie', 1, NULL, 1, 1, 1, 'z', 0, 0)")
     assert raised and raised[0].open == OpenCommit(1, 2, "d")
+    assert limits == [(postgres_module.IDLE_TIMEOUT_MS,)]
     assert backend.multi_get([("zombie",)]) == [None]
 
 
@@ -314,20 +314,22 @@ def test_a_writer_that_stops_in_the_middle_of_a_request_is_ended(
     postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch, stuck_in: str
 ) -> None:
     """To the database such a writer is not idle, so no timeout of the database ends it."""
+    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
+    header = backend.prepare("topology")
+    backend.close()
     monkeypatch.setattr(postgres_module, "IDLE_TIMEOUT_MS", 200)
     monkeypatch.setattr(postgres_module, "LOCK_TIMEOUT_MS", 400)
-    backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
-    backend.close()
-    header = backend.prepare("topology")
     stuck = psycopg.connect(postgres.dsn, application_name="ratchet")
-    stuck.execute("SET idle_in_transaction_session_timeout = 200")
-    stuck.commit()
+    limit = "SET idle_in_transaction_session_timeout = 200"  # in one request with what follows it
+    headers: list[Header] = []
     with contextlib.suppress(psycopg.Error), contextlib.ExitStack() as held:
         if stuck_in == "a pipeline":
             held.enter_context(stuck.pipeline())
+            stuck.execute(limit)
         stuck.execute("SELECT * FROM _ratchet_headers WHERE state = %s FOR SHARE", (table,))
         if stuck_in == "COPY":
-            held.enter_context(stuck.cursor().copy(f"COPY {table} FROM STDIN"))
+            copying = stuck.pgconn.exec_(f"{limit}; COPY {table} FROM STDIN".encode())
+            assert copying.status == psycopg.pq.ExecStatus.COPY_IN
         else:
             stuck.pgconn.send_flush_request()
             stuck.pgconn.flush()
@@ -345,8 +347,10 @@ def test_a_writer_that_stops_in_the_middle_of_a_request_is_ended(
 
         wait_for(is_raised, PATIENCE_S, what="the stuck writer to be ended")
         assert any("lock" in each for each in refusals)
-        assert backend.read_header() == opened
+        headers.append(backend.read_header())
+    assert headers == [opened]
     backend.close()
+    stuck.close()
 
 
 @pytest.mark.fault(21)
