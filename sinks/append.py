@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,9 +12,6 @@ from framework.errors import BatchTooLargeError, TopologyError
 from framework.topology import (
     Bolt,
     Input,
-    OutputCollector,
-    TopologyContext,
-    TransactionAttempt,
 )
 from framework.topology.bolts import OnBadRecord
 from framework.topology.inspectable import inspectable, with_scratch_states
@@ -88,14 +84,8 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
     def _no_rows(self) -> RowBuffer:
         return RowBuffer(f"{self.table.location}: more rows come")
 
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        super().prepare(conf, context, collector, batch_id)
+    def _begin_attempt(self) -> None:
+        super()._begin_attempt()
         self._partitions = set()
         # Rows that fall due by time, and the function to call for each of them that is left out.
         self._due: RowBuffer | None = None

@@ -13,10 +13,7 @@ from framework.operators.count_windows import CountWindow
 from framework.topology import (
     Fields,
     Input,
-    OutputCollector,
     OutputFieldsDeclarer,
-    TopologyContext,
-    TransactionAttempt,
 )
 from framework.topology.refused_row_bisection import accepted
 from sinks.aggregates import (
@@ -98,14 +95,7 @@ class CountWindowCommitter(KeyedCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        super().prepare(conf, context, collector, batch_id)
+    def _begin_attempt(self) -> None:
         self._batches = []
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:

@@ -62,6 +62,10 @@ class KeyedCommitter(ArrowBolt, Committer):
     ) -> None:
         self._collector, self._attempt = collector, batch_id
         self._tasks = context.task_index, context.task_count
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        """Drop what an earlier attempt left in this copy. Called by ``prepare``."""
 
     def _keys(self, rows: pa.Table) -> list[Key]:
         """The keys of records. Raises ``BadRecordError`` for a null."""

@@ -76,4 +76,8 @@ class TableCommitter(ArrowBolt, Committer, Generic[T, Rows]):
         batch_id: TransactionAttempt,
     ) -> None:
         self._attempt = batch_id
+        self._begin_attempt()
+
+    def _begin_attempt(self) -> None:
+        """Drop what an earlier attempt left in this copy. Called by ``prepare``."""
         self._batches = self._no_rows()

@@ -18,10 +18,7 @@ from framework.topology import (
     DEFAULT_STREAM,
     HIDDEN,
     Input,
-    OutputCollector,
     OutputFieldsDeclarer,
-    TopologyContext,
-    TransactionAttempt,
 )
 from framework.topology.groupings import AllGrouping
 from sinks.event_time.records_below_watermark import Place
@@ -108,14 +105,7 @@ class WatermarkedCommitter(KeyedCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        super().prepare(conf, context, collector, batch_id)
+    def _begin_attempt(self) -> None:
         self._told = []
         self.late_records = 0
 

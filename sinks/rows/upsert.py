@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.arrow_spill import RowBuffer
 from framework.errors import BadRecordError, ConfigError, TopologyError
-from framework.topology import TOMBSTONE, Bolt, Input, OutputCollector, TopologyContext, TransactionAttempt
+from framework.topology import TOMBSTONE, Bolt, Input
 from framework.topology.bolts import OnBadRecord
 from framework.topology.canonical_form import canonical_column
 from framework.topology.inspectable import inspectable, with_scratch_states
@@ -159,14 +158,8 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
     def _no_rows(self) -> RowBuffer:
         return RowBuffer(f"{self.table.location}: more rows come")
 
-    def prepare(
-        self,
-        conf: Mapping[str, Any],
-        context: TopologyContext,
-        collector: OutputCollector,
-        batch_id: TransactionAttempt,
-    ) -> None:
-        super().prepare(conf, context, collector, batch_id)
+    def _begin_attempt(self) -> None:
+        super()._begin_attempt()
         #: The function to call for each row that falls due by time and is left out.
         self._leave_out_due: OnRefused | None = None
 
