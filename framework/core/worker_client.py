@@ -23,8 +23,9 @@ from framework.execution.process_channels import Channel, Credentials, Place, co
 ANSWER_MIN_S = 60.0
 #: How long a worker may take to accept a connection, and to answer a ping, in seconds.
 CONNECT_S = 10.0
-#: How long the driver tries to reach a task worker before Spark tasks carry its rounds instead.
-REACH_S = 3.0
+#: How long each of two attempts to reach a task worker may take. If both fail, Spark tasks carry
+#: the rounds of the driver instead.
+REACH_S = 10.0
 #: How long components may take to close.
 _CLOSE_S = 30.0
 #: The most tasks that an error names.
@@ -238,14 +239,19 @@ class WorkerClient:
 
 
 def unreachable(address: Address, credentials: Credentials) -> str | None:
-    """The reason why this process cannot reach a task worker; None when it can."""
-    try:
-        with connect(address.place, credentials, REACH_S) as channel:
-            channel.send((0, "ping"), REACH_S)
-            channel.receive(REACH_S)
-    except (OSError, EOFError) as error:
-        return f"the driver does not reach task worker {address.number}: {str(error) or type(error).__name__}"
-    return None
+    """The reason why this process cannot reach a task worker; None when it can. A process that
+    stands still for some seconds may break one attempt."""
+    reason = ""
+    for _ in range(2):
+        try:
+            with connect(address.place, credentials, REACH_S) as channel:
+                channel.send((0, "ping"), REACH_S)
+                channel.receive(REACH_S)
+        except (OSError, EOFError) as error:
+            reason = str(error) or type(error).__name__
+        else:
+            return None
+    return f"the driver does not reach task worker {address.number}: {reason}"
 
 
 def close_worker(address: Address, credentials: Credentials) -> None:

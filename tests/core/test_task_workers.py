@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from framework.core.run import _round_executor
 from framework.core.worker_client import Address, Channels, WorkerClient, WorkerSettings, close_worker, unreachable
 from framework.core.worker_process import ensure_worker, start_worker
 from framework.execution.plan import plan_execution
-from framework.execution.process_channels import STRANGERS_MAX, Credentials, connect
+from framework.execution.process_channels import STRANGERS_MAX, Channel, Credentials, connect
 from tests.kit.certificates import new_pem
 from tests.kit.journaled import alive, noted, word_count
 from tests.kit.task_workers import Overhearing
@@ -221,6 +222,23 @@ def test_the_reason_why_a_worker_cannot_be_reached_is_told(
         assert "did not let anybody in for 0.5 s" in (unreachable(worker, settings.credentials) or "")
     finally:
         os.kill(worker.pid, signal.SIGCONT)
+
+
+def test_a_channel_that_breaks_once_leaves_a_worker_in_reach(
+    idle: tuple[WorkerSettings, Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has closed it, because this process stood still before it showed its key."""
+    settings, worker = idle
+    errors = [BrokenPipeError()]
+
+    def connected(*arguments: Any) -> Channel:
+        if errors:
+            raise errors.pop()
+        return connect(*arguments)
+
+    monkeypatch.setattr(worker_client, "connect", connected)
+    assert unreachable(worker, settings.credentials) is None
+    assert not errors
 
 
 def test_a_lost_worker_is_named_and_replaced(settings: WorkerSettings, worker: Address) -> None:

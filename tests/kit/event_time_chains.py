@@ -87,6 +87,11 @@ class Shape:
     is_apart: bool = False
     can_tie: bool = False
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the records of a partition stay in their order on their way to a stage."""
+        return any(each.operator in ("first", "valued") for each in self.stages)
+
     def clocks_of(self, stage: Stage | None = None) -> Iterator[Clock]:
         """The watermarks that a stage feeds, or the source."""
         for clock in self.clocks:
@@ -148,7 +153,7 @@ def one_clock(chance: random.Random) -> Shape:
         Stage(name, name, KINDS if name in JOINS else (RECORDS,), ("watermark",), options)
         for name in chance.sample(sorted(STREAMS), chance.randint(1, 2))
     )
-    is_ordered = any(each.operator in ("first", "valued") for each in stages)
+    is_ordered = any(each.operator == "valued" for each in stages)
     clocks = (Clock("watermark", RECORDS, options),)
     return Shape(clocks, stages, dict.fromkeys(KINDS, options.lag), is_ordered=is_ordered, can_tie=is_ordered)
 
@@ -165,8 +170,7 @@ def chains(chance: random.Random) -> Shape:
         stages.append(_stage(chance, f"stage{number}", stages, clocks))
     if all(len(stage.clocks) == 1 for stage in stages):
         stages.append(_stage(chance, "joined", stages, clocks, operators=JOINS))
-    is_ordered = any(stage.operator == "first" for stage in stages)
-    return Shape(tuple(clocks), tuple(stages), lags, is_ordered=is_ordered, is_apart=chance.random() < 0.6)
+    return Shape(tuple(clocks), tuple(stages), lags, is_apart=chance.random() < 0.6)
 
 
 def _stage(
@@ -184,7 +188,7 @@ def _stage(
             for each in above
             if each.name != taken and not (each.operator == "pairs" and operator in COUNTS_TIES)
         ]
-        if operator == "first":  # goes by the order in which its records arrive
+        if operator == "first":  # rows of other committers come in the order in which tasks send them
             fits = [each.name for each in above if each.operator in ("valued", "timers")]
         return chance.choice(fits) if fits and chance.random() < 0.7 else chance.choice(own)
 

@@ -203,7 +203,7 @@ class World:
 
         builder = TransactionalTopologyBuilder(ID, "records", self.spout, tasks())
         for kind in KINDS:
-            its = 1 if shape.is_ordered else tasks()
+            its = 1 if shape.keeps_order else tasks()
             if any(kind in each.feeds and each.operator in JOINS for each in shape.stages):
                 builder.set_bolt(f"{kind}s", Part(kind), its).shuffle_grouping(RECORDS)
             if any(kind in each.feeds and each.operator not in JOINS for each in shape.stages) or any(
@@ -605,7 +605,7 @@ def committer(stage: Stage, state: OpaqueMapState) -> Any:
         case "sessions":
             return SessionCommitter(state, options.gap, aggregates=totals, **one)
         case "first":
-            return DeduplicatingCommitter(state, within=options.gap, **one)
+            return DeduplicatingCommitter(state, within=options.gap, partition=["partition"], **one)
         case "pairs":
             return JoiningCommitter(state, within=options.within, how=options.how, **both)
         case "valued":
