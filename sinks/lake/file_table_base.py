@@ -559,7 +559,7 @@ class FileTable(Table, InspectableState):
         for row in found.keys() | expected.keys():
             if found[row] != expected[row]:
                 differs(Difference(row, found[row], expected[row]))
-        return sum(found.values())
+        return (found | expected).total()
 
     def close(self) -> None:
         """Does nothing: no resource stays open."""

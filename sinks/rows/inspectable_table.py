@@ -210,7 +210,7 @@ class InspectableTable(RowTable, KeyedState):
             bag.add_expected(expected.rows(expected.header.done))
         for row, found, wanted in bag.differing():
             differs(Difference(row, found, wanted))
-        return bag.found()
+        return bag.compared()
 
     def doubts(self, differences: Sequence[Difference]) -> str:
         with self.held_rows() as held:

@@ -48,9 +48,10 @@ class RowMultiset:
             self._counts.executemany(statement, [(_digest(row), pickle.dumps(row)) for row in some])
             self._counts.execute("COMMIT")
 
-    def found(self) -> int:
-        """The number of rows in the sink."""
-        (count,) = self._counts.execute("SELECT TOTAL(found) FROM counts").fetchone()
+    def compared(self) -> int:
+        """The number of rows in the sink, and of those that only the source gives. A row with
+        another value is both."""
+        (count,) = self._counts.execute("SELECT TOTAL(MAX(found, expected)) FROM counts").fetchone()
         return int(count)
 
     def rows(self) -> Iterator[Counted]:

@@ -99,6 +99,7 @@ def test_verify_names_every_row_that_differs(database: Database) -> None:
         ("other", 1, 0),
         ("ü 'x' \\ %s", 0, 1),
     ]
+    assert log.compared == len(RECORDS) + 1, "a row with another value is two rows: one found, one expected"
 
 
 def test_verify_obeys_the_sequence(database: Database) -> None:
