@@ -1,12 +1,13 @@
 """Why a JSON value does not fit the declared schema, in the declaration's names and types.
 
 For a value of another type, Arrow's error says where the field is. For a number that does not fit,
-it does not; this module then looks for the field.
+it does not; this module then looks for the field, unless the value is very large.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +19,11 @@ _UNFIT = re.compile(
     r"Failed to convert JSON to (?P<type>.+?)(?:, couldn't parse:|: )(?P<text>\S*)(?P<why>.*)", re.DOTALL
 )
 _NO_DECIMAL = re.compile(r"The string '(?P<text>.*)' .*? (?P<type>decimal\d+)(?P<why>)", re.DOTALL)
+_TOO_BIG = "Number too big to be stored in double"
 _TWICE = re.compile(r"Column\(/(?P<place>.*)\) was specified twice in row", re.DOTALL)
 _SHOWN_CHARACTERS = 120
+#: In a larger value, the field of a number is not looked for.
+_READ_BYTES_MAX = 100_000
 _KINDS = {
     "object": "an object",
     "array": "an array",
@@ -41,6 +45,10 @@ def reason_of(error: Exception, value: bytes, declared: pa.Schema, read: pa.Sche
     found = _TWICE.match(text)
     if found is not None:
         return f"{_at(declared, found['place'])[0]}: given twice"
+    if text.startswith(_TOO_BIG):
+        number = _too_big(_document(value))
+        if number is not None:
+            return f"{number[0]}: {shortened(number[1])} is beyond the range of a double"
     found = _UNFIT.match(text) or _NO_DECIMAL.match(text)
     if found is not None:
         for name, kind in _places(value, read, found):
@@ -72,13 +80,44 @@ def _at(schema: pa.Schema, place: str) -> tuple[str, str]:
 
 def _places(value: bytes, read: pa.Schema, unfit: re.Match[str]) -> Iterator[tuple[str, str]]:
     """The fields that hold the number that does not fit, and their types."""
-    try:
-        document = json.loads(value, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError):
-        return
+    document = _document(value)
     if isinstance(document, dict):
         for field in read:
             yield from _inside(field.name, document.get(field.name), field.type, unfit)
+
+
+class _Number(str):
+    """The text of a number."""
+
+
+def _document(value: bytes) -> Any:
+    """The document of a value; None if Python cannot read it, or not quickly."""
+    if len(value) > _READ_BYTES_MAX:
+        return None
+    try:
+        return json.loads(value, parse_int=_Number, parse_float=_Number)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _too_big(document: Any) -> tuple[str, str] | None:
+    """The first number of a document that is beyond the range of a double, and its place before
+    it. A place is the one around it and a part, as a name of each would need much memory."""
+    todo: list[tuple[Any, Any]] = [(None, document)]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, dict):
+            todo += [((place, f".{key}"), each) for key, each in reversed(value.items())]
+        elif isinstance(value, list):
+            inside = (place, "[]")
+            todo += [(inside, each) for each in reversed(value)]
+        elif isinstance(value, _Number) and math.isinf(float(value)):
+            parts = []
+            while place is not None:
+                place, part = place
+                parts.append(part)
+            return "".join(reversed(parts)).removeprefix("."), value
+    return None
 
 
 def _inside(name: str, value: Any, kind: pa.DataType, unfit: re.Match[str]) -> Iterator[tuple[str, str]]:

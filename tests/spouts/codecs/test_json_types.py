@@ -114,6 +114,9 @@ def test_what_is_no_base64_is_bad(text: str) -> None:
         (pa.struct([("n", pa.int8())]), '{"n": true}', "v.n: true or false, and Fields declares int8"),
         (pa.string(), "{}", "v: an object, and Fields declares string"),
         (pa.string(), '"a", "v": "b"', "v: given twice"),
+        (pa.float64(), "1e999", "v: 1e999 is beyond the range of a double"),
+        (pa.list_(pa.struct([("n", pa.int64())])), '[{"n": 1}, {"n": -1e400}]', "v[].n: -1e400 is beyond the range"),
+        (pa.string(), '"1e999", "other": [[1e999]]', "other[][]: 1e999 is beyond the range of a double"),
     ],
 )
 @pytest.mark.parametrize("count", [1, 100])
