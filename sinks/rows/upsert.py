@@ -182,12 +182,15 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
         rows = batch.select(self.table.schema.names).cast(self.table.schema)
         for name in (*self._changes.key, self._changes.sequence):
             if name is not None and rows.column(name).null_count:
-                if self._tombstones and name == self._changes.sequence and _nulls_of_tombstones(batch, name):
+                is_sequence = name == self._changes.sequence
+                if self._tombstones and _nulls_of_tombstones(batch, name):
+                    what = f"sequence {name!r}: use" if is_sequence else f"key field {name!r}: use as the key"
+                    such = "such as the metadata 'offset'" if is_sequence else "those of the record's key"
                     raise BadRecordError(
-                        f"component {self._component_id!r}: a tombstone has no sequence {name!r}: use a field that tombstones "
-                        "have, such as the metadata 'offset', or filter tombstones out"
+                        f"component {self._component_id!r}: a tombstone has no {what} fields that tombstones have, {such}, or "
+                        "filter tombstones out"
                     )
-                what = "the sequence" if name == self._changes.sequence else "key field"
+                what = "the sequence" if is_sequence else "key field"
                 raise BadRecordError(
                     f"component {self._component_id!r}: {what} {name!r} is null; give such records a value, or filter them out"
                 )

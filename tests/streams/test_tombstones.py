@@ -259,7 +259,15 @@ def test_a_tombstone_that_the_user_keeps_and_that_has_no_sequence_is_a_bad_recor
     pipeline, orders = shop(tmp_path, metadata=["tombstone"])
     made = orders.drop("items").latest_by("id", sequence_by="n")
     made.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
-    with pytest.raises(TopologyFailed, match="a tombstone has no sequence 'n': use a field that tombstones have"):
+    with pytest.raises(TopologyFailed, match="a tombstone has no sequence 'n': use fields that tombstones have"):
+        pipeline.test({"orders": ROWS})
+
+
+def test_a_tombstone_that_the_user_keeps_and_that_has_no_key_of_the_table_is_a_bad_record(tmp_path: Path) -> None:
+    pipeline, orders = shop(tmp_path, metadata=["tombstone"])
+    made = orders.drop("items").latest_by("n")
+    made.upsert_into(sqlite(tmp_path / "a.db", "t"), name="t")
+    with pytest.raises(TopologyFailed, match="a tombstone has no key field 'n': use as the key fields that tombstones"):
         pipeline.test({"orders": ROWS})
 
 
