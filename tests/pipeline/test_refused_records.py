@@ -5,6 +5,7 @@ the plan leaves them out (C51).
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
 import random
 import sqlite3
@@ -45,6 +46,7 @@ from sinks import (
     DeadLetterTopic,
     MapState,
     Max,
+    Mean,
     MemoryBackend,
     Min,
     OpaqueMapState,
@@ -199,6 +201,40 @@ def test_all_refused_records_of_a_batch_are_left_out_of_its_next_attempt(
 def attempts_of(store: MemoryStore, topology: Topology) -> list[int]:
     """The number of attempts of each transaction."""
     return [len(each.attempts) for each in read_history(store, topology.id)]
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("type_of", ["integer", "decimal", "mean"])
+def test_records_whose_sums_leave_their_type_in_the_state_are_found_before_the_next_commit(
+    tmp_path: Path, kind: type[MapState], type_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the records: the sum of ``b`` is brought back before it grows again."""
+    is_decimal = type_of == "decimal"
+    most = 10**38 - 1 if is_decimal else HUGE
+    first = [["a", most], ["b", most], ["c", most], *words(97)]
+    changes = {10: ["b", -1], 30: ["a", 1], 50: ["b", 1], 51: ["b", 1], 80: ["c", 1]}
+    rows = [*first, *(changes.get(n, row) for n, row in enumerate(words(100)))]
+    rows = [[word, decimal.Decimal(n) if is_decimal else n] for word, n in rows]
+    good = [row for n, row in enumerate(rows) if n not in {130, 151, 180}]
+    fields = Fields.of({"word": pa.string(), "n": pa.decimal128(38, 0) if is_decimal else pa.int64()})
+    spout = MemoryTransactionalSpout if kind is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout({0: rows}, fields, 100, on_bad_record="skip"))
+    aggregate = Mean("n") if type_of == "mean" else Sum("n")
+    state = kind(SqliteBackend(tmp_path / "x.db", "words"))
+    totals = StateCommitter(state, ["word"], {"total": aggregate})
+    builder.set_bolt("words", totals, 2).fields_grouping("spout", Fields("word"))
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    caught_up(topology, store, {"topology.message.timeout.secs": 10_000})
+    assert set(refused(store)) == {("0", 130), ("0", 151), ("0", 180)}
+    assert all("does not fit" in reason for reason in refused(store).values())
+    assert kept(tmp_path) == sorted(n for _, n in good)
+    held = [state.get(word) for word in "abc"]
+    assert [each[1] if type_of == "mean" else each for each in held] == [most] * 3
+    assert attempts_of(store, topology) == [1, 4]
+    assert verify(topology, store).right
 
 
 def test_errors_that_records_cause_are_found_by_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
