@@ -410,7 +410,7 @@ class Committer:
         return False
 
     def try_writes(self) -> None:
-        """Called in the task after the last ``execute``, if the store has refused a value of the
+        """Called in the task after ``keep_for_commit``, if the store has refused a value of the
         batch in the commit, and all earlier transactions are committed. Write what ``finish_batch``
         would write, and undo the writes. Raises ``BadRecordError`` if the store refuses a value;
         then probes find all records with such values (ADR 128). The batch of a probe is a part of

@@ -237,6 +237,32 @@ def test_records_whose_sums_leave_their_type_in_the_state_are_found_before_the_n
     assert verify(topology, store).right
 
 
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", [1, -5])
+def test_records_that_make_the_sum_of_a_batch_too_large_do_not_cost_those_of_others(
+    tmp_path: Path, kind: type[MapState], before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of the state decides, and not that of the batch, which begins at 0."""
+    rows = [["a", before], *words(99)]
+    rows += [["a", HUGE] if n in {40, 90, 140} else ["a", 1] if n % 40 > 37 else row for n, row in enumerate(words(150))]
+    others = [["x", n] for n in range(len(rows))]
+    both = [each for pair in zip(rows, others, strict=True) for each in pair]
+    topology, store = built(tmp_path, both, kind), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    caught_up(topology, store, {"topology.message.timeout.secs": 10_000})
+    total, too_many = 0, set()
+    for offset, (word, n) in enumerate(rows):
+        if word == "a" and total + n > HUGE:
+            too_many.add(("0", offset))
+        elif word == "a":
+            total += n
+    assert counts(tmp_path)["x"] == (len(others), sum(n for _, n in others))
+    assert set(refused(store)) == too_many
+    assert counts(tmp_path)["a"][1] == total
+    assert max(attempts_of(store, topology)) <= 5 and verify(topology, store).right
+
+
 def test_errors_that_records_cause_are_found_by_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = words(100)
     rows = [row for n, each in enumerate(good) for row in (each, *([["bad", n]] if n % 10 == 3 else []))]
