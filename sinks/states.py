@@ -207,9 +207,7 @@ class MapState(KeyedState, RebuildableState):
         ``apply``. Called in processing."""
         self.backend.check_rows(deltas)
 
-    def check_sums(
-        self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]
-    ) -> None:
+    def check_sums(self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]) -> None:
         """Raise ``BadRecordError`` for a sum of integers or decimals that leaves its type when
         ``apply`` adds ``deltas`` to the values before this transaction. Reads them, and writes
         nothing."""

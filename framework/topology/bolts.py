@@ -403,7 +403,7 @@ class Committer:
         self._on_refused = on_refused
 
     #: Whether ``try_writes`` may refuse a row because of the rows before it in the batch.
-    tries_in_order: ClassVar[bool] = False
+    tries_in_order: bool = False
 
     def may_try_writes(self) -> bool:
         """Whether ``try_writes`` does something. Called on the driver."""

@@ -243,9 +243,7 @@ class _Search:
     refused record of a group by halving. Each of ``k`` refused among ``n`` records takes ``log2(n /
     k) + 2`` probes. The searched records are always the beginning of the batch."""
 
-    def __init__(
-        self, narrowing: Narrowing, plan: Plan, probe: Probe, *, pins_errors: bool, in_order: bool
-    ) -> None:
+    def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe, *, pins_errors: bool, in_order: bool) -> None:
         self._narrowing, self._plan, self._probe = narrowing, plan, probe
         self._pins_errors, self._in_order = pins_errors, in_order
         # entries without records, such as the planning time, belong to every part

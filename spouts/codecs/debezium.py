@@ -247,7 +247,9 @@ class DebeziumCodec(PerValueCodec):
             after = [pa.concat_arrays(sides).take(order) for sides in zip(after, before, strict=True)]
         columns = []
         missing: list[list[str]] = [[] for _ in range(batch.num_rows)]
-        for name, column, raw, found in zip(self._names, reader.columns, after, _read_columns(reader, after), strict=True):
+        for name, column, raw, found in zip(
+            self._names, reader.columns, after, _read_columns(reader, after), strict=True
+        ):
             made, bad, its_missing = found
             columns.append(made)
             for row in np.flatnonzero(bad):

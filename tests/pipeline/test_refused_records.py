@@ -245,7 +245,9 @@ def test_records_that_make_the_sum_of_a_batch_too_large_do_not_cost_those_of_oth
 ) -> None:
     """The sum of the state decides, and not that of the batch, which begins at 0."""
     rows = [["a", before], *words(99)]
-    rows += [["a", HUGE] if n in {40, 90, 140} else ["a", 1] if n % 40 > 37 else row for n, row in enumerate(words(150))]
+    rows += [
+        ["a", HUGE] if n in {40, 90, 140} else ["a", 1] if n % 40 > 37 else row for n, row in enumerate(words(150))
+    ]
     others = [["x", n] for n in range(len(rows))]
     both = [each for pair in zip(rows, others, strict=True) for each in pair]
     topology, store = built(tmp_path, both, kind), MemoryStore()

@@ -197,9 +197,7 @@ def test_a_search_in_order_ends_before_a_record_that_does_not_fit_into_the_batch
     values = {("0", 3): 60, ("0", 9): 40, ("0", 12): 70, ("0", 13): 1}
     found = narrowing().searched(ranges(p0=(0, 20)), Sums(values, fold=100), in_order=True)
     assert found is not None and found.is_part and found.is_cut
-    assert found.plan == {
-        "0": {"first": 0, "next": 12, LEFT_OUT: [3], REFUSED: {"3": "bolt: it is refused"}}
-    }
+    assert found.plan == {"0": {"first": 0, "next": 12, LEFT_OUT: [3], REFUSED: {"3": "bolt: it is refused"}}}
 
 
 def test_what_a_search_has_not_reached_is_a_later_batch() -> None:
