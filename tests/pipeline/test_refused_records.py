@@ -11,6 +11,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -59,7 +60,12 @@ from sinks import (
     TransactionalMapState,
     append,
 )
-from spouts import JsonCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts import (
+    JsonCodec,
+    MemoryTransactionalSpout,
+    OpaqueKafkaTransactionalSpout,
+    OpaqueMemoryTransactionalSpout,
+)
 from tests.kit import refusing
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
@@ -642,6 +648,36 @@ def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinate
     meta = next(each.plan[f"{name}/0"] for each in run.transactions() if "refused" in each.plan[f"{name}/0"])
     assert meta["refused"] == {"13": found[0][4], "40": found[1][4]}
     assert verify(runs.topology(on_bad_record="dead_letter", dead_letters=letters), runs.store).right
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_records_of_a_topic_whose_sums_leave_their_type_become_dead_letters(
+    topics: Topics, name: str, tmp_path: Path, reader: str
+) -> None:
+    """Probes read the beginning of a batch again and again, without the records that were found."""
+    rows = [["a", HUGE], *words(300)]
+    rows[40:40], rows[90:90], rows[150:150] = [["a", 1]], [["a", -1]], [["a", 1], ["a", 1]]
+    topics.create(name)
+    topics.send(name, [json.dumps({"word": word, "n": n}).encode() for word, n in rows])
+    letters = DeadLetterTable(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "letters")))
+    spout = OpaqueKafkaTransactionalSpout(
+        [name], codec=JsonCodec(FIELDS), on_bad_record="dead_letter", dead_letters=letters
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    totals = {"count": Count(), "total": Sum("n")}
+    words_of = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words")), ["word"], totals)
+    builder.set_bolt("words", words_of).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    config = {"kafka.bootstrap.servers": topics.bootstrap_servers, "kafka.reader": reader}
+    run = caught_up(topology, store, config)
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        found = connection.execute("SELECT topic, partition, offset, error FROM letters ORDER BY offset").fetchall()
+    assert [each[:3] for each in found] == [(name, 0, 150), (name, 0, 151)]
+    assert all("'total' does not fit into int64" in error for *_, error in found)
+    assert counts(tmp_path) == {**expected(words(300)), "a": (3, HUGE)}
+    assert run.status().bad_records == 2
+    assert verify(topology, store, config).right
 
 
 @pytest.mark.slow
