@@ -76,7 +76,9 @@ def test_changes_that_a_database_refuses_with_values_of_an_earlier_row_are_found
     found = {number: tuple(more) for number, *more in database.rows("kept", "id, word, n")}
     bad = {number for _, number in refused(store, topology.id)}
     assert bad <= {43, 53, 63, 73} and bad >= {53, 63, 73}  # the change of word y makes up for one
-    expected = {number: ("x" if number % 10 != 3 else "w", 7 if number + 40 not in bad else None) for number in range(40)}
+    expected = {
+        number: ("x" if number % 10 != 3 else "w", 7 if number + 40 not in bad else None) for number in range(40)
+    }
     assert found == expected | {number: ("y", expected[number][1]) for number in (3, 4)}
     assert [len(each.attempts) for each in read_history(store, topology.id)] == [4]
     assert verify(topology, store).right
