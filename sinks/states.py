@@ -50,7 +50,7 @@ from sinks.map_commit import STANDALONE, MapCommit, refuse_newer, row_after
 from sinks.map_snapshot_reader import MapReading
 from sinks.read_as_of import as_of, at_one_moment, check_held
 from sinks.rebuild_exchange import exchangeable
-from sinks.refused_rows import UNREADABLE, strange_row
+from sinks.refused_rows import UNREADABLE, explained_in, strange_row
 from sinks.scratch import InSink, ReplayBackend, scratch_backend
 from sinks.values import TransactionalValue, value_before
 
@@ -206,6 +206,35 @@ class MapState(KeyedState, RebuildableState):
         """Raise ``BadRecordError`` for a row that the backend would refuse. ``deltas``: as in
         ``apply``. Called in processing."""
         self.backend.check_rows(deltas)
+
+    def check_sums(self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]) -> None:
+        """Raise ``BadRecordError`` for a sum of integers or decimals that leaves its type when
+        ``apply`` adds ``deltas`` to the values before this transaction. Reads them, and writes
+        nothing."""
+        sums = {name: place for place, name in enumerate(aggregates) if _is_exact_sum(aggregates[name], deltas, name)}
+        if not sums:
+            return
+        key = [name for name in deltas.column_names if name not in aggregates]
+        keys: list[Key] = list(zip(*(python_values(deltas.column(name), name) for name in key), strict=True))
+        rows = self.backend.multi_get(keys)
+        before = [self._base(row, attempt.txid) if row is not None else None for row in rows]
+        for name, place in sums.items():
+            held = [value[place] if value is not None else None for value in before]
+            merged = list(map(aggregates[name].merge, held, python_values(deltas.column(name), name)))
+            self._check_sum(deltas, key, name, merged)
+
+    def _check_sum(self, deltas: pa.Table, key: Sequence[str], name: str, merged: Sequence[Any]) -> None:
+        """``merged``: the sum ``name`` of each row of ``deltas``."""
+        kind = deltas.schema.field(name).type
+        try:
+            results_column(self.location, name, merged, kind)
+        except BadRecordError:
+            for row, value in enumerate(merged):
+                try:
+                    results_column(self.location, name, [value], kind)
+                except BadRecordError as error:
+                    raise explained_in(error, deltas, row, name, key) from error
+            raise
 
     def apply(
         self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
@@ -636,6 +665,11 @@ class OpaqueMapState(MapState):
 
     def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:
         return row_after(row, commit, value)
+
+
+def _is_exact_sum(aggregate: Aggregate, deltas: pa.Table, name: str) -> bool:
+    kind = deltas.schema.field(name).type
+    return aggregate.merge_rule == "add" and (pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def _scratch(state: FencedState) -> MapState:

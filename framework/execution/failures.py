@@ -98,6 +98,7 @@ class TaskFailure:
     where: str = ""  # the user's own file, line and code
     advice: str = ""  # what to do next
     about: str = ""  # the tuple that was executed, shortened; shown to the user, never logged
+    is_of_try: bool = False  # a store refused a write that was only tried
 
     @classmethod
     def of(cls, error: BaseException, component_id: str, task: int, about: str = "") -> TaskFailure:

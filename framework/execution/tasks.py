@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -322,17 +322,22 @@ class _Runner:
                         combined = next(parts, None)
         self._combiners.clear()
 
+    def _try_writes(self, committer: Committer) -> None:
+        try:
+            with self.guarded():
+                committer.try_writes()
+        except _UserCodeFailed as error:
+            raise _UserCodeFailed(replace(error.failure, is_of_try=True)) from error
+
     def freeze(self) -> CommitterState:
         """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13). If the
         committer keeps only a part (``keep_for_commit``), the commit phase makes a new copy: the
         same component, in the same attempt, with the same rows taken in. Its emitted rows have left
         the collector."""
         with self.guarded():
-            kept = None
-            if isinstance(self.bolt, Committer):
-                if self.task.header.tries_writes:
-                    self.bolt.try_writes()
-                kept = self.bolt.keep_for_commit()
+            kept = self.bolt.keep_for_commit() if isinstance(self.bolt, Committer) else None
+        if isinstance(self.bolt, Committer) and self.component.id in self.task.header.tries_writes:
+            self._try_writes(self.bolt)
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None

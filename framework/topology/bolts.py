@@ -402,15 +402,19 @@ class Committer:
         """
         self._on_refused = on_refused
 
+    #: Whether ``try_writes`` may refuse a row because of the rows before it in the batch.
+    tries_in_order: bool = False
+
     def may_try_writes(self) -> bool:
         """Whether ``try_writes`` does something. Called on the driver."""
         return False
 
     def try_writes(self) -> None:
-        """Called in the task after the last ``execute``, if the store has refused a value of the
+        """Called in the task after ``keep_for_commit``, if the store has refused a value of the
         batch in the commit, and all earlier transactions are committed. Write what ``finish_batch``
         would write, and undo the writes. Raises ``BadRecordError`` if the store refuses a value;
-        then probes find all records with such values (ADR 128)."""
+        then probes find all records with such values (ADR 128). The batch of a probe is a part of
+        the batch; with ``tries_in_order``, all accepted records before that part precede it."""
 
     #: Set before each ``execute`` of a component that takes both rows that fall due by time and
     #: other rows: called for each row of this batch that is left out. None: no row of the batch may

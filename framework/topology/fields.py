@@ -45,7 +45,7 @@ class Fields:
     Source: ``org.apache.storm.tuple.Fields``; the types are Ratchet's.
     """  # noqa: W505 - doctest lines are not wrapped
 
-    __slots__ = ("_index", "_types", "names")
+    __slots__ = ("_index", "_schema", "_types", "names")
 
     def __init__(self, /, *names: str, **types: FieldType) -> None:
         for name in (*names, *types):
@@ -56,6 +56,7 @@ class Fields:
         for name, declared in types.items():
             self._types[name] = _arrow_type(name, declared)
         self._index = {name: position for position, name in enumerate(self.names)}
+        self._schema: pa.Schema | None = None  # made on first use
         for position, name in enumerate(self.names):
             if self._index[name] != position:
                 raise TopologyError(f"field {name!r} is named twice: every field of a stream needs a name of its own")
@@ -84,9 +85,9 @@ class Fields:
 
     def schema(self) -> pa.Schema | None:
         """The Arrow schema, or None when a field is untyped."""
-        if any(declared is None for declared in self._types.values()):
-            return None
-        return pa.schema([(name, self._types[name]) for name in self.names])
+        if self._schema is None and all(declared is not None for declared in self._types.values()):
+            self._schema = pa.schema([(name, self._types[name]) for name in self.names])
+        return self._schema
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

@@ -48,9 +48,10 @@ emitting are one step.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Union
 
 from framework.errors import BatchTooLargeError, InvariantViolation
@@ -224,14 +225,14 @@ class Persist:
 @dataclass(frozen=True, slots=True)
 class Process:
     """Start the processing phase. ``pins_errors``: an error of the user's code counts as the
-    refusal of a record. ``tries_writes``: committers try in it what they would write."""
+    refusal of a record. ``tries_writes``: these committers try in it what they would write."""
 
     txid: int
     attempt_id: int
     plan: Plan
     _: KW_ONLY
     pins_errors: bool = False
-    tries_writes: bool = False
+    tries_writes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,8 @@ class _Transaction:
     searched: Searched | None = None
     lost: bool = False  # its range is lost, or contains a refused value: roll back, then plan again
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
-    tries_writes: bool = False  # a store has refused a value in the commit: try the writes before it
+    # the committers that try their writes before the commit, because a store has refused a value
+    tries_writes: frozenset[str] = frozenset()
     timeouts: int = 0  # attempts with this plan that took too long
     is_short: bool = field(init=False)
 
@@ -348,7 +350,10 @@ class Coordinator:
     * ``narrowing``: removes records whose values are refused from plans; None: such a value ends
       the run.
     * ``can_undo``: every state can undo, so narrowing works after the commit was opened, too.
-    * ``tries_writes``: the committers that can try their writes in the processing phase.
+    * ``tries_writes``: committer -> the committers that try their writes in the processing phase
+      after its store has refused a value in the commit.
+    * ``tries_in_order``: those of them that also try after a refusal in the processing phase for
+      which no single record is to blame, such as a sum of several records.
     * ``pins_errors``: when an error of the user's code has used up the attempts, treat it as a
       refused value.
     """
@@ -367,7 +372,8 @@ class Coordinator:
         narrowing: Narrowing | None = None,
         can_undo: bool = False,
         pins_errors: bool = False,
-        tries_writes: Collection[str] = (),
+        tries_writes: Mapping[str, frozenset[str]] = MappingProxyType({}),
+        tries_in_order: frozenset[str] = frozenset(),
     ) -> None:
         self.currtx = recovered.currtx
         self._kind = kind
@@ -380,7 +386,7 @@ class Coordinator:
         self._narrowing = narrowing
         self._can_undo = can_undo
         self._pins_errors = pins_errors
-        self._tries_writes = tries_writes
+        self._tries_writes, self._tries_in_order = tries_writes, tries_in_order
         # a batch with a refused value; the next batches are parts of it
         self._suspects: Plan | None = None
         self._unclosed: tuple[int, int, int] | None = None  # txid, attempt, since when
@@ -644,9 +650,10 @@ class Coordinator:
                 "taken out only if every sink can undo",
             )
         searched, transaction.searched = transaction.searched, None
-        if transaction.opened and not transaction.tries_writes and self._may_try(transaction.plan, failure):
-            transaction.tries_writes = transaction.lost = True
-            transaction.narrower = transaction.plan
+        if searched is None and self._may_try(transaction, failure):
+            transaction.tries_writes |= self._tries_writes[failure.component_id]
+            if transaction.opened:
+                transaction.lost, transaction.narrower = True, transaction.plan
             return None
         found = self._narrowing.narrowed(transaction.plan, failure, searched)
         if isinstance(found, TaskFailure):
@@ -655,18 +662,24 @@ class Coordinator:
         if is_part:
             # A batch that is too large is not searched for a record. When the source plans the next
             # batch, it has learned from the half what fits.
-            self._suspects = {} if failure.error == BatchTooLargeError.__name__ else transaction.plan
+            is_too_large = failure.error == BatchTooLargeError.__name__
+            is_cut = searched is not None and searched.is_cut
+            self._suspects = {} if is_too_large or is_cut else transaction.plan
         if transaction.opened:
             transaction.lost, transaction.narrower = True, plan
         else:
             transaction.turn_to(plan)
         return None
 
-    def _may_try(self, plan: Plan, failure: TaskFailure) -> bool:
-        """Whether the next attempt may find, in its processing phase, the values that a commit has
-        refused."""
-        may_search = self._narrowing is not None and self._narrowing.may_search(plan, failure)
-        return may_search and failure.component_id in self._tries_writes
+    def _may_try(self, transaction: _Transaction, failure: TaskFailure) -> bool:
+        """Whether the next attempt may find, in its processing phase, the values that this attempt
+        has refused. All earlier transactions must be committed."""
+        if transaction.opened:
+            may_try = failure.component_id in self._tries_writes
+        else:
+            may_try = transaction.txid == self.currtx and failure.component_id in self._tries_in_order
+        may_search = self._narrowing is not None and self._narrowing.may_search(transaction.plan, failure)
+        return may_try and may_search and failure.component_id not in transaction.tries_writes
 
     def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
         """Decide how to go on when the source has lost a planned range. Returns the failure that

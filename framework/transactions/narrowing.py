@@ -61,11 +61,14 @@ class Searched:
     * ``plan``: of the next attempt; it leaves out all refused records in it.
     * ``is_part``: whether the search has ended early, so that the plan is only the first part of
       the batch.
-    * ``refused``: partition, offset and reason of each record that was found."""
+    * ``refused``: partition, offset and reason of each record that was found.
+    * ``is_cut``: whether the next record is refused only together with the records before it. It is
+      then the first record of the next batch."""
 
     plan: Plan
     is_part: bool
     refused: Sequence[Refused]
+    is_cut: bool = False
 
 
 class Narrowing:
@@ -103,12 +106,17 @@ class Narrowing:
         records = sum(len(self._offsets(meta)) - self._left_out(meta) for meta in plan.values())
         return 1 < records <= SEARCHED_MAX
 
-    def searched(self, plan: Plan, probe: Probe, *, pins_errors: bool = False) -> Searched | None:
+    def searched(
+        self, plan: Plan, probe: Probe, *, pins_errors: bool = False, in_order: bool = False
+    ) -> Searched | None:
         """Search a plan for all records whose values are refused. None: probes find nothing. A
         failure of ``probe`` that is not a refusal ends the search. ``pins_errors``: as of
         ``may_search``; then the search also ends as soon as more records fail than pass, because
-        the cause may be a server that the user's code calls."""
-        return _Search(self, plan, probe, pins_errors=pins_errors).run()
+        the cause may be a server that the user's code calls. ``in_order``: a value may be refused
+        because of records before it. So each probe also processes the records that have passed, and
+        only a store that tries its writes tells which record is refused; at any other refusal the
+        search ends."""
+        return _Search(self, plan, probe, pins_errors=pins_errors, in_order=in_order).run()
 
     def narrowed(
         self, plan: Plan, failure: TaskFailure, searched: Searched | None = None
@@ -221,6 +229,10 @@ class _SearchEnded(Exception):
     """A search ends early. Records that it has not searched yet belong to a later batch."""
 
 
+class _Cut(_SearchEnded):
+    """The next record is refused only together with the records before it."""
+
+
 #: Consecutive records of one partition.
 _Range = tuple[str, Meta]
 
@@ -231,8 +243,9 @@ class _Search:
     refused record of a group by halving. Each of ``k`` refused among ``n`` records takes ``log2(n /
     k) + 2`` probes. The searched records are always the beginning of the batch."""
 
-    def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe, *, pins_errors: bool) -> None:
-        self._narrowing, self._plan, self._probe, self._pins_errors = narrowing, plan, probe, pins_errors
+    def __init__(self, narrowing: Narrowing, plan: Plan, probe: Probe, *, pins_errors: bool, in_order: bool) -> None:
+        self._narrowing, self._plan, self._probe = narrowing, plan, probe
+        self._pins_errors, self._in_order = pins_errors, in_order
         # entries without records, such as the planning time, belong to every part
         self._always = {each: meta for each, meta in plan.items() if not narrowing._offsets(meta)}
         self._todo: list[_Range] = []  # the last one first
@@ -251,10 +264,12 @@ class _Search:
         self._todo = [(each, self._slim(suspects[each])) for each in sorted(suspects, reverse=True)]
         try:
             self._search()
-        except _SearchEnded:
+        except _SearchEnded as end:
             with suppress(_SearchEnded):  # the source cannot join the ranges
                 plan = self._searched_part()
-                return Searched(self._narrowing._bounded(plan), True, self._found) if plan is not None else None
+                if plan is not None:
+                    is_cut = isinstance(end, _Cut)
+                    return Searched(self._narrowing._bounded(plan), True, self._found, is_cut)
             return None
         if not self._found:
             return None
@@ -313,6 +328,8 @@ class _Search:
         part = self._joined(group)
         if not self._narrowing._suspects(part):
             return None
+        if self._in_order:
+            part = self._after_passed(group)
         failure = self._probe({**self._always, **part})
         if failure is not None and not _refuses(failure, pins_errors=self._pins_errors):
             raise _SearchEnded
@@ -326,6 +343,8 @@ class _Search:
     def _take_out(self, partition: str, meta: Meta, failure: TaskFailure) -> None:
         offset, reason, policy = self._narrowing._offsets(meta)[0], _reason(failure), self._narrowing._policy(failure)
         known = [each for reasons in self._reasons.values() for each in reasons.values()]
+        if self._in_order and not failure.is_of_try:
+            raise _Cut
         if (
             not self._narrowing._takes_out(failure, partition)
             or (self._pins_errors and 2 * len(self._found) > self._passed)  # including those that were found
@@ -360,6 +379,16 @@ class _Search:
         for partition, meta in group:
             ranges[partition].append(meta)
         return {partition: self._one(parts) for partition, parts in ranges.items()}
+
+    def _after_passed(self, group: Sequence[_Range]) -> Plan:
+        """As ``_joined``, of a group and all searched records that are not refused."""
+        searched = [(partition, meta) for partition, parts in self._done.items() for meta in parts]
+        part = dict(self._joined([*searched, *group]))
+        for partition, reasons in self._reasons.items():
+            if partition in part:
+                left_out = {*part[partition].get(LEFT_OUT, ()), *reasons}
+                part[partition] = {**part[partition], LEFT_OUT: sorted(left_out)}
+        return part
 
     def _one(self, parts: Sequence[Meta]) -> Meta:
         if len(parts) == 1:

@@ -123,6 +123,7 @@ class Term:
         self._counted: list[tuple[Plan, int | None]] = []
         self._report = TermReport(context)
         self._narrowing = Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology))
+        self._tries_writes, self._tries_in_order = _trying_writes(topology)
         # attempts whose batch is being searched
         self._probes: dict[tuple[int, int], AttemptHeader] = {}
         self._search_max_ms = min(SEARCH_MAX_MS, int(config.message_timeout_secs * 500))
@@ -138,7 +139,8 @@ class Term:
             narrowing=self._narrowing,
             can_undo=not topology.irreversible(),
             pins_errors=config.bad_record_errors,
-            tries_writes=_trying_writes(topology),
+            tries_writes=self._tries_writes,
+            tries_in_order=self._tries_in_order,
         )
         self._pace = partial(_pace, context)
         self._planning = PlanningThread(
@@ -311,7 +313,9 @@ class Term:
         states = [each.location for each in self._topology.states]
         return self._traces.timed(steps, (header.txid, header.attempt_id), phase, states)
 
-    def _begin(self, txid: int, attempt_id: int, plan: Plan, *, tries_writes: bool = False) -> AttemptHeader:
+    def _begin(
+        self, txid: int, attempt_id: int, plan: Plan, *, tries_writes: frozenset[str] = frozenset()
+    ) -> AttemptHeader:
         digest = plan_digest(plan)
         epoch = self._leadership.epoch
         header = AttemptHeader(
@@ -361,7 +365,9 @@ class Term:
             elif self._narrowing.may_search(plan, result.failure, pins_errors=pins_errors):
                 until_ms = self._threads.now_ms() + self._search_max_ms
                 probe = partial(self._probe, header, until_ms)
-                searched = yield partial(self._narrowing.searched, plan, probe, pins_errors=pins_errors)
+                in_order = not header.tries_writes.isdisjoint(self._tries_in_order)
+                search = partial(self._narrowing.searched, pins_errors=pins_errors, in_order=in_order)
+                searched = yield partial(search, plan, probe)
         except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
         rows = {
@@ -490,17 +496,21 @@ def _policies(topology: Topology) -> dict[str, str]:
     return {each.id: each.instance.on_bad_record for each in topology.components if isinstance(each.instance, Bolt)}
 
 
-def _trying_writes(topology: Topology) -> frozenset[str]:
-    """The committers that can try their writes. Committers below others get their rows too late for
-    that."""
+def _trying_writes(topology: Topology) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:
+    """Each committer that can try its writes -> those that try theirs together with it, and those
+    that try them in order, whose searches take longer. Committers below others get their rows too
+    late for that."""
     committers: dict[str, Any] = {
         each.id: each.instance for each in topology.components if isinstance(each.instance, Committer)
     }
-    return frozenset(
+    may_try = {
         name
         for name, bolt in committers.items()
         if bolt.may_try_writes() and committers.keys().isdisjoint(above.id for above in upstream_of(topology, name))
-    )
+    }
+    in_order = frozenset(name for name in may_try if committers[name].tries_in_order)
+    others = frozenset(may_try - in_order)
+    return {name: in_order if name in in_order else others for name in may_try}, in_order
 
 
 def _pace(context: DriverContext) -> CommitPace:

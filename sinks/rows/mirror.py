@@ -221,8 +221,7 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
         return f"component {self._component_id!r}: table {'.'.join(changes.table)}"
 
     def may_try_writes(self) -> bool:
-        """Not if tables that are created stay there."""
-        return self.table.makes_in_sql_txn
+        return True
 
     def try_writes(self) -> None:
         parts = self._all_parts()

@@ -120,9 +120,7 @@ class Catalog(Members):
     def change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
         """Write the changes of all tables, and which tables they are, in one sql_txn."""
         own = self._own
-        if parts and not own.makes_in_sql_txn:
-            with own.connected() as connection:
-                self._make(connection, parts, attempt.txid)
+        self._make_before(parts, attempt)
         with own.committing(attempt) as (connection, first):
             if not first or not parts:
                 return
@@ -134,17 +132,26 @@ class Catalog(Members):
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
 
     def try_change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
-        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` for a table that cannot
-        be as a change needs it, and for a row that the database refuses independently of other
-        rows. Changes that keep values of the previous row are not tried, because that row may be
-        of the same batch."""
-        with self._own.trying() as connection:
-            known = self._make(connection, parts, attempt.txid)
+        """Do what ``change`` does, and undo it, except new tables and columns in a database whose
+        statements for them commit. Raises ``BadRecordError`` for a table that cannot be as a change
+        needs it, and for a row that the database refuses independently of other rows. Changes that
+        keep values of the previous row are not tried, because that row may be of the same batch."""
+        own = self._own
+        made = self._make_before(parts, attempt)
+        with own.trying() as connection:
+            known = made if made is not None else self._make(connection, parts, attempt.txid)
             names = dict.fromkeys(each.name for each in parts)
-            alone = {each for each in names if not self._into(each).in_schema_of(self._own)._triggers(connection)}
-            with self._own.of_rows_alone():
+            alone = {each for each in names if not self._into(each).in_schema_of(own)._triggers(connection)}
+            with own.of_rows_alone():
                 tried = [each for each in parts if each.name in alone and not each.leaves_out]
                 self._apply(connection, tried, known, attempt.txid)
+
+    def _make_before(self, parts: Sequence[Part], attempt: TransactionAttempt) -> dict[str, _Entry] | None:
+        """As ``_make``, before the sql_txn; None: not in this database."""
+        if not parts or self._own.makes_in_sql_txn:
+            return None
+        with self._own.connected() as connection:
+            return self._make(connection, parts, attempt.txid)
 
     def _apply(self, connection: Any, parts: Sequence[Part], known: Mapping[str, _Entry], txid: int) -> None:
         looks: dict[str, Look] = {}

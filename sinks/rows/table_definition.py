@@ -304,14 +304,14 @@ class TableDefinition(SqlTableBase, Table):
     def _check_columns(self, connection: Any, held: Sequence[Column]) -> None:
         """Compare an existing table with the declared columns."""
         self._check_names(held)
-        names = {each.name for each in held}
+        names, declared = {each.name for each in held}, {each.name: each.type for each in self.schema}
         for each in held:
-            if each.name in self.schema.names and (meaning := self._misread(each, self.schema.field(each.name).type)):
+            if each.name in declared and (meaning := self._misread(each, declared[each.name])):
                 raise UnfitTableError(
                     f"{self.location}: column {each.name!r} is {each.kind}, which would {meaning}: make the column "
                     f"{self._declared()[each.name]}, or convert the field before this committer"
                 )
-        missing = [name for name in self.schema.names if name not in names]
+        missing = [name for name in declared if name not in names]
         mode = self._changes.on_new_column if self._changes is not None else "fail"
         needed = [name for name in missing if self._changes is not None and name in self._changes.key]
         if needed or (missing and mode == "fail"):

@@ -626,8 +626,9 @@ class RowTable(TableDefinition):
         own = [f"{self.dialect.null_integer} AS {ACTION}"]
         if sequence is not None:
             own.append(f"{self._q(sequence)} AS {DELETED_AT}")
-        kept = [f"{KEPT}{number}" for number, each in enumerate(self.schema.names) if each in names]
-        marks = [each for each in rows.column_names if each in (ROW_NEEDED, POSITION, *kept)]
+        written = frozenset(names)
+        kept = {f"{KEPT}{number}" for number, each in enumerate(self.schema.names) if each in written}
+        marks = [each for each in rows.column_names if each in kept or each in (ROW_NEEDED, POSITION)]
         own += [f"{self.dialect.null_integer} AS {each}" for each in marks]
         staged = self._stage(connection, ", ".join([self._list(names), *own]))
         loaded = [*names, ACTION, *([DELETED_AT] if sequence is not None else []), *marks]

@@ -204,9 +204,13 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
             table = table.append_column(UNCHANGED, batch.column(UNAVAILABLE))
         return table
 
+    @property
+    def tries_in_order(self) -> bool:  # type: ignore[override]
+        """Whether a row keeps values of the previous row, which may be of the same batch."""
+        return self._changes.ignore_nulls or self._unavailable
+
     def may_try_writes(self) -> bool:
-        """Not if a row keeps values of the previous row, which may be of the same batch."""
-        return not self._changes.ignore_nulls and not self._unavailable
+        return True
 
     def try_writes(self) -> None:
         rounds = rounds_of(self._batches, self._changes)

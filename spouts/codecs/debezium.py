@@ -242,14 +242,16 @@ class DebeziumCodec(PerValueCodec):
         """The columns of the table, and for each row the names of those that the connector was not
         given. Adds a reason for each row with a value that does not fit."""
         after, before = batch.column("after").flatten(), batch.column("before").flatten()
+        if deleted.any():
+            order = pa.array(np.where(deleted, np.arange(len(deleted)) + len(deleted), np.arange(len(deleted))))
+            after = [pa.concat_arrays(sides).take(order) for sides in zip(after, before, strict=True)]
         columns = []
         missing: list[list[str]] = [[] for _ in range(batch.num_rows)]
-        for number, (name, column) in enumerate(zip(self._names, reader.columns, strict=True)):
-            raw = after[number]
-            if deleted.any():
-                order = np.where(deleted, np.arange(len(raw)) + len(raw), np.arange(len(raw)))
-                raw = pa.concat_arrays([raw, before[number]]).take(pa.array(order))
-            made, bad, its_missing = column.read(raw)
+        for name, column, raw, found in zip(
+            self._names, reader.columns, after, _read_columns(reader, after), strict=True
+        ):
+            made, bad, its_missing = found
+            columns.append(made)
             for row in np.flatnonzero(bad):
                 shown = shortened(repr(raw[int(row)].as_py()))
                 reasons.setdefault(int(row), f"{name}: {shown} is no {column.declared}")
@@ -261,7 +263,6 @@ class DebeziumCodec(PerValueCodec):
                         f"{name}: its value did not change, and was not sent; give the table REPLICA IDENTITY FULL, or the "
                         "codec the metadata field 'unavailable'",
                     )
-            columns.append(made)
         return columns, missing
 
 
@@ -275,23 +276,52 @@ class _Part(NamedTuple):
 
 
 class _Reader(NamedTuple):
-    """Reads envelopes, and makes the columns of their rows."""
+    """Reads envelopes, and makes the columns of their rows. Columns that are read alike have the
+    same ``ColumnReader``."""
 
     envelopes: JsonReader
     columns: list[ColumnReader]
 
 
+#: The most rows of a batch whose columns are read together. Reading a column takes longer than
+#: reading some values.
+_FEW_ROWS = 64
+
+
+def _read_columns(reader: _Reader, raw: Sequence[pa.Array]) -> list[tuple[pa.Array, Truths, Truths]]:
+    """As ``ColumnReader.read``, for each column."""
+    rows = len(raw[0]) if raw else 0
+    if rows > _FEW_ROWS:
+        return [column.read(each) for column, each in zip(reader.columns, raw, strict=True)]
+    alike: dict[ColumnReader, list[int]] = defaultdict(list)
+    for number, column in enumerate(reader.columns):
+        alike[column].append(number)
+    found: dict[int, tuple[pa.Array, Truths, Truths]] = {}
+    for column, numbers in alike.items():
+        made, bad, missing = column.read(pa.concat_arrays([raw[number] for number in numbers]))
+        for place, number in enumerate(numbers):
+            its = slice(place * rows, (place + 1) * rows)
+            found[number] = made[its], bad[its], missing[its]
+    return [found[number] for number in range(len(raw))]
+
+
 @cached_by_schema
 def _reader(form: str, columns: pa.Schema, settings: SourceSettings) -> _Reader:
     described_columns: dict[str, Described] = json.loads(form)
-    readers = []
+    readers: list[ColumnReader] = []
+    known: dict[tuple[str, pa.DataType], ColumnReader] = {}
+    kinds: list[tuple[str, pa.DataType]] = []
     for each in columns:
+        its = described_columns[each.name]
+        alike = repr({name: value for name, value in its.items() if name != "field"}), each.type
         try:
-            readers.append(ColumnReader(described_columns[each.name], each.type, settings))
-            in_json(described_columns[each.name])
+            if alike not in known:
+                known[alike] = ColumnReader(its, each.type, settings)
+            kinds.append((each.name, in_json(its)))
         except (ValueError, pa.ArrowException) as error:
             raise ValueError(f"{each.name}: {error}") from error
-    row = pa.struct([(each.name, in_json(described_columns[each.name])) for each in columns])
+        readers.append(known[alike])
+    row = pa.struct(kinds)
     schema = pa.schema(
         [
             ("before", row),

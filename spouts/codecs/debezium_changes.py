@@ -120,7 +120,7 @@ class DebeziumChanges:
                 )
             tables[server or "", tuple(each for each in name if each)].append(row)
         return [
-            _Read(server, table, key, places[its], rows=rows.take(pa.array(its)), columns=columns)
+            _Read(server, table, key, places[its], rows=_taken(rows, its), columns=columns)
             for (server, table), its in tables.items()
         ]
 
@@ -146,7 +146,7 @@ def _in_order(parts: Sequence[_Read]) -> list[_Run]:
     found = []
     for its in np.split(np.arange(len(place)), cuts):
         part = parts[owner[its[0]]]
-        rows = part.rows.take(pa.array(within[its]))
+        rows = _taken(part.rows, within[its])
         if empties[its[0]]:
             changes = TableChanges(part.table, part.key, None, server=part.server, positions=rows.column(_POSITION))
             found.append(_Run(int(place[its[0]]), changes))
@@ -164,6 +164,11 @@ def _in_order(parts: Sequence[_Read]) -> list[_Run]:
         )
         found.append(_Run(int(place[its[0]]), changes))
     return found
+
+
+def _taken(rows: pa.RecordBatch, places: Sequence[int] | np.ndarray[Any, Any]) -> pa.RecordBatch:
+    """The rows at these places, which are ascending."""
+    return rows if len(places) == rows.num_rows else rows.take(pa.array(places))
 
 
 @functools.lru_cache(maxsize=1)

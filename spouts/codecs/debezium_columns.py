@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import decimal
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -258,7 +259,7 @@ class ColumnReader:
         self.declared = declared
         self._column = column
         self._settings = settings
-        self._unavailable = _Unavailable(settings.unavailable)
+        self._unavailable = _unavailable(settings.unavailable)
         self._convert = _converter(column, declared, settings)
 
     def read(self, raw: pa.Array) -> tuple[pa.Array, Truths, Truths]:
@@ -313,6 +314,9 @@ class _Unavailable:
             nothing[row] = raw[int(row)].as_py() in known_lists
         return nothing
 
+
+#: The same object for all columns, of which schemas have many.
+_unavailable = functools.lru_cache(maxsize=16)(_Unavailable)
 
 Convert = Callable[[pa.Array], pa.Array]
 

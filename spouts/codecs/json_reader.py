@@ -7,6 +7,7 @@ floats that JSON has no number for.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -41,9 +42,15 @@ class JsonReader:
     Raises an Arrow error for a schema that Arrow's reader cannot decode into."""
 
     def __init__(self, schema: pa.Schema, shown: pa.Schema, *, non_finite: bool) -> None:
-        self._schema = schema
-        self._arrow = ArrowJsonCodec(schema, shown)
+        self._schema, self._shown = schema, shown
+        if native_json(schema) is None:  # Arrow's reader decodes into all types of the compiled one
+            self._arrow  # noqa: B018
         self._floats = {each.name for each in schema if non_finite and pa.types.is_floating(each.type)}
+
+    @functools.cached_property
+    def _arrow(self) -> ArrowJsonCodec:
+        """Made on first use, because that takes time, and few values are unusual."""
+        return ArrowJsonCodec(self._schema, self._shown)
 
     def read(self, values: Values | pa.BinaryArray, *, only_first: bool) -> Rows:
         """``only_first``: bad values after the first one, and rows after it, may be left out."""

@@ -5,11 +5,13 @@ the plan leaves them out (C51).
 from __future__ import annotations
 
 import datetime
+import decimal
 import json
 import random
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,6 +47,7 @@ from sinks import (
     DeadLetterTopic,
     MapState,
     Max,
+    Mean,
     MemoryBackend,
     Min,
     OpaqueMapState,
@@ -57,7 +60,12 @@ from sinks import (
     TransactionalMapState,
     append,
 )
-from spouts import JsonCodec, MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from spouts import (
+    JsonCodec,
+    MemoryTransactionalSpout,
+    OpaqueKafkaTransactionalSpout,
+    OpaqueMemoryTransactionalSpout,
+)
 from tests.kit import refusing
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.oracle import read_topics
@@ -173,7 +181,7 @@ def test_records_that_only_a_sink_refuses_are_taken_out_after_a_roll_back(
     assert kept(tmp_path) == sorted([*range(60), *range(60)])
     reasons = sorted(refused(store).values())
     assert len(reasons) == 2
-    assert "key field 'word' is null" in reasons[0] and "cannot be stored" in reasons[1]
+    assert "key field 'word' is null" in reasons[0] and "'total' does not fit into int64" in reasons[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,6 +207,68 @@ def test_all_refused_records_of_a_batch_are_left_out_of_its_next_attempt(
 def attempts_of(store: MemoryStore, topology: Topology) -> list[int]:
     """The number of attempts of each transaction."""
     return [len(each.attempts) for each in read_history(store, topology.id)]
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("type_of", ["integer", "decimal", "mean"])
+def test_records_whose_sums_leave_their_type_in_the_state_are_found_before_the_next_commit(
+    tmp_path: Path, kind: type[MapState], type_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the records: the sum of ``b`` is brought back before it grows again."""
+    is_decimal = type_of == "decimal"
+    most = 10**38 - 1 if is_decimal else HUGE
+    first = [["a", most], ["b", most], ["c", most], *words(97)]
+    changes = {10: ["b", -1], 30: ["a", 1], 50: ["b", 1], 51: ["b", 1], 80: ["c", 1]}
+    rows = [*first, *(changes.get(n, row) for n, row in enumerate(words(100)))]
+    rows = [[word, decimal.Decimal(n) if is_decimal else n] for word, n in rows]
+    good = [row for n, row in enumerate(rows) if n not in {130, 151, 180}]
+    fields = Fields.of({"word": pa.string(), "n": pa.decimal128(38, 0) if is_decimal else pa.int64()})
+    spout = MemoryTransactionalSpout if kind is TransactionalMapState else OpaqueMemoryTransactionalSpout
+    builder = TransactionalTopologyBuilder("refusing", "spout", spout({0: rows}, fields, 100, on_bad_record="skip"))
+    aggregate = Mean("n") if type_of == "mean" else Sum("n")
+    state = kind(SqliteBackend(tmp_path / "x.db", "words"))
+    totals = StateCommitter(state, ["word"], {"total": aggregate})
+    builder.set_bolt("words", totals, 2).fields_grouping("spout", Fields("word"))
+    builder.set_bolt("rows", AppendCommitter(ParquetTable(tmp_path / "rows"))).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    caught_up(topology, store, {"topology.message.timeout.secs": 10_000})
+    assert set(refused(store)) == {("0", 130), ("0", 151), ("0", 180)}
+    assert all("does not fit" in reason for reason in refused(store).values())
+    assert kept(tmp_path) == sorted(n for _, n in good)
+    held = [state.get(word) for word in "abc"]
+    assert [each[1] if type_of == "mean" else each for each in held] == [most] * 3
+    assert attempts_of(store, topology) == [1, 4]
+    assert verify(topology, store).right
+
+
+@pytest.mark.each_value_once
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", [1, -5])
+def test_records_that_make_the_sum_of_a_batch_too_large_do_not_cost_those_of_others(
+    tmp_path: Path, kind: type[MapState], before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum of the state decides, and not that of the batch, which begins at 0."""
+    rows = [["a", before], *words(99)]
+    rows += [
+        ["a", HUGE] if n in {40, 90, 140} else ["a", 1] if n % 40 > 37 else row for n, row in enumerate(words(150))
+    ]
+    others = [["x", n] for n in range(len(rows))]
+    both = [each for pair in zip(rows, others, strict=True) for each in pair]
+    topology, store = built(tmp_path, both, kind), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    caught_up(topology, store, {"topology.message.timeout.secs": 10_000})
+    total, too_many = 0, set()
+    for offset, (word, n) in enumerate(rows):
+        if word == "a" and total + n > HUGE:
+            too_many.add(("0", offset))
+        elif word == "a":
+            total += n
+    assert counts(tmp_path)["x"] == (len(others), sum(n for _, n in others))
+    assert set(refused(store)) == too_many
+    assert counts(tmp_path)["a"][1] == total
+    assert max(attempts_of(store, topology)) <= 5 and verify(topology, store).right
 
 
 def test_errors_that_records_cause_are_found_by_probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +363,9 @@ def test_a_run_that_stops_ends_the_search_for_refused_records(tmp_path: Path) ->
 
 def test_the_order_decides_which_record_is_the_one_too_many(tmp_path: Path) -> None:
     store = MemoryStore()
-    rows = [["a", HUGE], ["x", 1], ["a", 1], ["x", 1], ["a", -1], ["x", 1]]
+    rows = [each for n in (HUGE, 1, -1, 1) for each in (["a", n], ["x", 1])]
     caught_up(built(tmp_path, rows), store)
-    assert counts(tmp_path) == {"a": (2, HUGE - 1), "x": (3, 3)}
+    assert counts(tmp_path) == {"a": (3, HUGE), "x": (4, 4)}
     assert set(refused(store)) == {("0", 1)}
 
 
@@ -578,6 +648,36 @@ def test_texts_that_postgresql_refuses_become_dead_letters_with_their_coordinate
     meta = next(each.plan[f"{name}/0"] for each in run.transactions() if "refused" in each.plan[f"{name}/0"])
     assert meta["refused"] == {"13": found[0][4], "40": found[1][4]}
     assert verify(runs.topology(on_bad_record="dead_letter", dead_letters=letters), runs.store).right
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("reader", READERS)
+def test_records_of_a_topic_whose_sums_leave_their_type_become_dead_letters(
+    topics: Topics, name: str, tmp_path: Path, reader: str
+) -> None:
+    """Probes read the beginning of a batch again and again, without the records that were found."""
+    rows = [["a", HUGE], *words(300)]
+    rows[40:40], rows[90:90], rows[150:150] = [["a", 1]], [["a", -1]], [["a", 1], ["a", 1]]
+    topics.create(name)
+    topics.send(name, [json.dumps({"word": word, "n": n}).encode() for word, n in rows])
+    letters = DeadLetterTable(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "letters")))
+    spout = OpaqueKafkaTransactionalSpout(
+        [name], codec=JsonCodec(FIELDS), on_bad_record="dead_letter", dead_letters=letters
+    )
+    builder = TransactionalTopologyBuilder(name, "spout", spout)
+    totals = {"count": Count(), "total": Sum("n")}
+    words_of = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words")), ["word"], totals)
+    builder.set_bolt("words", words_of).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    config = {"kafka.bootstrap.servers": topics.bootstrap_servers, "kafka.reader": reader}
+    run = caught_up(topology, store, config)
+    with closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        found = connection.execute("SELECT topic, partition, offset, error FROM letters ORDER BY offset").fetchall()
+    assert [each[:3] for each in found] == [(name, 0, 150), (name, 0, 151)]
+    assert all("'total' does not fit into int64" in error for *_, error in found)
+    assert counts(tmp_path) == {**expected(words(300)), "a": (3, HUGE)}
+    assert run.status().bad_records == 2
+    assert verify(topology, store, config).right
 
 
 @pytest.mark.slow

@@ -130,3 +130,10 @@ def test_streams_whose_fields_differ_in_types_have_tuples_of_their_own() -> None
     attempt = TransactionAttempt(1, 1)
     made = [made_by_class(attempt, fields, (1,), "spout", "default") for fields in (Fields(n=int), Fields(n=str))]
     assert [str(each.fields.type_of("n")) for each in made] == ["int64", "string"]
+
+
+def test_the_schema_of_fields_is_made_once() -> None:
+    """A loop over a thousand columns asks for it a thousand times."""
+    fields = Fields(n=int)
+    assert fields.schema() is fields.schema() is not None
+    assert Fields("n").schema() is None

@@ -163,6 +163,43 @@ def test_a_search_finds_exactly_the_refused_records_with_few_probes(seed: int) -
     assert all("2" in part for part in probes.parts)  # an entry without records is in every part
 
 
+class Sums:
+    """Probes of sums of one key. ``values``: of some records; the others have 0. The store, whose
+    sum is 0, refuses one above 50, but only in a batch whose own sum is at most ``fold``."""
+
+    def __init__(self, values: dict[tuple[str, int], int], fold: int = 10_000) -> None:
+        self.values, self.fold = values, fold
+
+    def __call__(self, part: Plan) -> TaskFailure | None:
+        records = [(each, n) for each, its in held(part).items() for n in its if n not in part[each].get(LEFT_OUT, ())]
+        total = sum(self.values.get(each, 0) for each in records)
+        return replace(REFUSES, is_of_try=total <= self.fold) if total > 50 else None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_search_in_order_leaves_out_a_record_only_if_it_does_not_fit_after_those_before_it(seed: int) -> None:
+    chance = random.Random(seed)
+    plan = ranges(p0=(3, 100), p1=(0, 60))
+    records = [(each, offset) for each, meta in plan.items() for offset in range(meta["first"], meta["next"])]
+    # each later one makes up for an earlier one, or does not fit
+    values = {each: chance.choice([-30, 30, 60, 90]) for each in sorted(chance.sample(records, 12))}
+    found = narrowing().searched(plan, Sums(values), in_order=True)
+    refused, total = {(each, offset) for each, offset, _ in found.refused} if found is not None else set(), 0
+    for each in records:
+        if each in refused:
+            assert total + values[each] > 50
+        else:
+            total += values.get(each, 0)
+    assert total <= 50
+
+
+def test_a_search_in_order_ends_before_a_record_that_does_not_fit_into_the_batch() -> None:
+    values = {("0", 3): 60, ("0", 9): 40, ("0", 12): 70, ("0", 13): 1}
+    found = narrowing().searched(ranges(p0=(0, 20)), Sums(values, fold=100), in_order=True)
+    assert found is not None and found.is_part and found.is_cut
+    assert found.plan == {"0": {"first": 0, "next": 12, LEFT_OUT: [3], REFUSED: {"3": "bolt: it is refused"}}}
+
+
 def test_what_a_search_has_not_reached_is_a_later_batch() -> None:
     plan, bad = ranges(p0=(0, 64), p1=(0, 64)), {("0", 3), ("0", 40), ("1", 5)}
     for after in range(60):
@@ -320,25 +357,59 @@ def test_after_the_opening_all_states_are_rolled_back_under_the_old_plan_first(k
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_the_roll_back_the_writes_of_the_same_plan_are_tried_once(kind: SpoutKind) -> None:
-    running = script(kind, tries_writes={"bolt"})
+    tries = frozenset({"bolt", "table"})
+    running = script(kind, tries_writes=dict.fromkeys(tries, tries) | {"sums": frozenset({"sums"})})
     planned(running, 8)
     running.do(Processed(1, 1))
     whole = ranges(p0=(0, 8))
     assert running.of(RollBack, running.do(Committed(1, 1, REFUSES))) == [RollBack(1, 2, whole)]
-    (tries,) = running.of(Process, running.do(RolledBack(1, 2)))
-    assert tries == Process(1, 3, whole, tries_writes=True)
+    (trying,) = running.of(Process, running.do(RolledBack(1, 2)))
+    assert trying == Process(1, 3, whole, tries_writes=tries)
     searched = narrowing().searched(whole, Probes({("0", 2), ("0", 5)}))
     assert searched is not None
     (again,) = running.of(Process, running.do(Processed(1, 3, REFUSES, searched=searched)))
-    assert again == Process(1, 4, searched.plan, tries_writes=True)
+    assert again == Process(1, 4, searched.plan, tries_writes=tries)
     running.do(Processed(1, 4))
-    assert running.of(RollBack, running.do(Committed(1, 4, REFUSES))) == [RollBack(1, 5, searched.plan)]
-    (half,) = running.of(Process, running.do(RolledBack(1, 5)))
+    running.do(Committed(1, 4, replace(REFUSES, component_id="sums")))
+    (others,) = running.of(Process, running.do(RolledBack(1, 5)))
+    assert others == Process(1, 6, searched.plan, tries_writes=tries | {"sums"})
+    running.do(Processed(1, 6))
+    assert running.of(RollBack, running.do(Committed(1, 6, REFUSES))) == [RollBack(1, 7, searched.plan)]
+    (half,) = running.of(Process, running.do(RolledBack(1, 7)))
     assert half.plan["0"]["next"] < 8, "the tries have not found it: the batch is halved"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sum_that_no_single_record_makes_too_large_is_tried_when_the_earlier_batches_are_committed(
+    kind: SpoutKind,
+) -> None:
+    sums = frozenset({"bolt"})
+    running = script(kind, tries_writes={"bolt": sums}, tries_in_order=sums, max_pending=2)
+    planned(running, 8)
+    planned(running, 16)
+    (half,) = running.of(Process, running.do(Processed(2, 1, REFUSES)))
+    assert half.plan == ranges(p0=(8, 12)) and not half.tries_writes
+    (tries,) = running.of(Process, running.do(Processed(1, 1, REFUSES)))
+    assert tries == Process(1, 2, ranges(p0=(0, 8)), tries_writes=sums)
+    (half,) = running.of(Process, running.do(Processed(1, 2, REFUSES)))
+    assert half.plan == ranges(p0=(0, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_a_cut_the_source_plans_from_the_record_that_did_not_fit(kind: SpoutKind) -> None:
+    running = script(kind)
+    planned(running, 8)
+    searched = narrowing().searched(ranges(p0=(0, 8)), Sums({("0", 3): 40, ("0", 5): 90}, fold=100), in_order=True)
+    assert searched is not None and searched.is_cut
+    (part,) = running.of(Process, running.do(Processed(1, 1, REFUSES, searched=searched)))
+    assert part.plan == ranges(p0=(0, 5))
+    running.do(Processed(1, 2))
+    (asked,) = running.of(AskPlan, running.do(Committed(1, 2)))
+    assert asked.previous == ranges(p0=(0, 5))
+
+
 def test_one_record_needs_no_tries() -> None:
-    running = script(SpoutKind.OPAQUE, tries_writes={"bolt"})
+    running = script(SpoutKind.OPAQUE, tries_writes={"bolt": frozenset({"bolt"})})
     planned(running, 1)
     running.do(Processed(1, 1))
     running.do(Committed(1, 1, REFUSES))

@@ -57,6 +57,32 @@ class TypeContract(BackendCase):
                 state.multi_put(["a"], [wrong])
         assert state.multi_get(["a"]) == [small]
 
+    def test_a_sum_that_leaves_its_type_is_refused_by_the_check_as_by_the_commit(self) -> None:
+        """The check adds to the values before the transaction, and writes nothing."""
+        for kind, most in ((pa.int64(), 2**63 - 1), (pa.decimal128(38, 0), 10**38 - 1)):
+            state = OpaqueMapState(self._made(KEY, Fields(total=kind)))
+            state.prepare("topology")
+            totals: dict[str, Aggregate] = {"total": Sum("n")}
+
+            def deltas(kind: pa.DataType = kind, **values: int) -> pa.Table:
+                numbers = [Decimal(each) if pa.types.is_decimal(kind) else each for each in values.values()]
+                return pa.table({"word": list(values), "total": pa.array(numbers, kind)})
+
+            state.apply(open_attempt(state, 1, 1), deltas(a=most, b=-most), totals, want_values=False)
+            finish(state)
+            for attempt, wrong in enumerate((deltas(c=1, a=1), deltas(b=-2, a=-1)), 1):
+                granted = open_attempt(state, 2, attempt)
+                with pytest.raises(BadRecordError, match="'total'"):
+                    state.apply(granted, wrong, totals, want_values=False)
+                with pytest.raises(BadRecordError, match="'total' does not fit into"):
+                    state.check_sums(granted, wrong, totals)
+            granted = open_attempt(state, 2, 3)
+            for _ in range(2):
+                state.check_sums(granted, right := deltas(a=-1, b=1, c=most), totals)
+                state.apply(granted, right, totals, want_values=False)
+                granted = open_attempt(state, 2, 4)
+            assert [int(state.get(each)) for each in "abc"] == [most - 1, 1 - most, most]
+
     def test_integers_have_no_fraction_to_lose(self, backend: MapBackend) -> None:
         state = OpaqueMapState(backend)
         state.prepare("topology")
