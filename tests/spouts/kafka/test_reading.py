@@ -44,7 +44,8 @@ def plan(source: Any, previous: Plan | None = None) -> Plan:
 
 
 def read(source: Any, ranges: Plan) -> list[Any]:
-    reader = source.reader({}, CONTEXT)
+    # a broker may stand still for longer than a third of the usual time
+    reader = source.reader({"topology.message.timeout.secs": 3 * PATIENCE_S}, CONTEXT)
     batches = list(reader.read_all(TransactionAttempt(1, 1), ranges))
     reader.close()
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
