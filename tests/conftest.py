@@ -47,7 +47,9 @@ QUIET_BROKER = {
 MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 
 # A shared machine may be slow at any moment: a slow test has not failed.
-settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Fixtures are for all examples of a test. What a test suppresses itself replaces this list.
+UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("all", deadline=None, suppress_health_check=UNCHECKED)
 # The same code has the same result: new schedules are found by make test-all and the simulator.
 settings.register_profile(
     USUAL, settings.get_profile("all"), derandomize=True, max_examples=settings.get_profile("all").max_examples // 10

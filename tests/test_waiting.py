@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_no_test_waits_less_than_a_minute_for_what_must_come() -> None:
     assert found == [], (
         "wait PATIENCE_S for what must come, and name a limit that is meant to pass (tests/kit/waiting.py)"
     )
+
+
+def test_no_test_takes_the_check_of_slow_examples_back() -> None:
+    """A list of its own replaces that of ``tests/conftest.py``."""
+    names = ["conftest.py", Path(__file__).name]
+    files = [each for each in (ROOT / "tests").rglob("*.py") if each.name not in names]
+    assert [each.name for each in files if "suppress_health_check" in each.read_text()] == []
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spouts
@@ -160,7 +160,7 @@ def readers(cleaning: Topics) -> Iterator[list[Any]]:
 @pytest.mark.integration
 @pytest.mark.behaviour("2.5")
 @pytest.mark.rule("C16")
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(
     cuts=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=PARTITIONS, max_size=PARTITIONS),
     goes_back=st.booleans(),
