@@ -27,6 +27,7 @@ from framework.core.worker_client import Address, Channels, WorkerClient, Worker
 from framework.core.worker_process import ensure_worker, start_worker
 from framework.execution.plan import plan_execution
 from framework.execution.process_channels import STRANGERS_MAX, Channel, Credentials, connect
+from integration.processes import freeze
 from tests.kit.certificates import new_pem
 from tests.kit.journaled import alive, noted, word_count
 from tests.kit.task_workers import Overhearing
@@ -43,7 +44,8 @@ def started(settings: WorkerSettings) -> Iterator[Address]:
     address = start_worker(settings, 0)
     yield address
     if alive(address.pid):
-        os.kill(address.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(address.pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -217,7 +219,7 @@ def test_the_reason_why_a_worker_cannot_be_reached_is_told(
     assert unreachable(worker, settings.credentials) is None
     assert "does not reach task worker 0" in (unreachable(worker, Credentials.new(None)) or "")
     monkeypatch.setattr(worker_client, "REACH_S", 0.5)
-    os.kill(worker.pid, signal.SIGSTOP)
+    freeze(worker.pid)
     try:
         assert "did not let anybody in for 0.5 s" in (unreachable(worker, settings.credentials) or "")
     finally:
@@ -267,7 +269,7 @@ def test_a_worker_that_hangs_counts_as_lost(
     settings: WorkerSettings, worker: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_client, "CONNECT_S", 0.5)
-    os.kill(worker.pid, signal.SIGSTOP)
+    freeze(worker.pid)
     with pytest.raises(WorkerLostError, match=r"did not let anybody in for 0\.5 s"):
         courier(settings, worker).ask(0, "ping")
     os.kill(worker.pid, signal.SIGCONT)

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sqlite3
 import time
 from collections import Counter
@@ -177,10 +176,9 @@ class Script:
         self.servers.kafka.start()
 
     def pause_broker(self) -> None:
-        assert self.servers.kafka.pid is not None
-        os.kill(self.servers.kafka.pid, signal.SIGSTOP)
+        self.servers.kafka.pause()
         time.sleep(self.chance.uniform(0.5, 3))
-        os.kill(self.servers.kafka.pid, signal.SIGCONT)
+        self.servers.kafka.resume()
 
     def kill_zookeeper(self) -> None:
         self.servers.zookeeper_server.kill()

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -309,6 +310,26 @@ def test_a_server_that_ends_before_its_signal_arrives_has_ended(
     assert not process.alive
 
 
+def test_a_paused_server_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its threads have, it answers."""
+
+    def late(pid: int, which: signal.Signals) -> None:
+        if which is signal.SIGSTOP:
+            threading.Timer(0.2, real, (pid, which)).start()
+        else:
+            real(pid, which)
+
+    real = os.kill
+    process = ChildProcess(Launch("x", ["sleep", "600"], folder=tmp_path, log_file=tmp_path / "x.log"))
+    server = process.pid
+    assert server is not None
+    monkeypatch.setattr(os, "kill", late)
+    process.pause()
+    assert psutil.Process(server).status() == psutil.STATUS_STOPPED
+    monkeypatch.undo()
+    process.kill()
+
+
 class Crashing(Server):
     """A server whose tool or whose start a signal ends so many times."""
 
@@ -588,7 +609,7 @@ def _runs(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # while it is read, a process that ends is another error than one that has ended
         return False
 
 
