@@ -34,6 +34,13 @@ from tests.kit.task_workers import Overhearing
 from tests.kit.waiting import PATIENCE_S, WATCH_S
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task worker that stands still for a while is lost to a driver, which repeats a round; not
+    to these tests, unless they say so."""
+    monkeypatch.setattr(worker_client, "CONNECT_S", PATIENCE_S)
+
+
 def settings_of(folder: Path) -> WorkerSettings:
     plan = CorePlan(plan_execution(word_count(folder, 10, spouts=1)), {}, ackers=1, pending_max=100)
     return WorkerSettings.of(plan, 60.0, None)
@@ -74,7 +81,7 @@ def gone(pid: int, seconds: float = PATIENCE_S) -> bool:
     return not alive(pid)
 
 
-def courier(settings: WorkerSettings, worker: Address, answer_s: float = 30.0) -> WorkerClient:
+def courier(settings: WorkerSettings, worker: Address, answer_s: float = PATIENCE_S) -> WorkerClient:
     return WorkerClient(
         [worker],
         settings.credentials,
@@ -142,7 +149,7 @@ def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
 def test_a_connection_without_the_key_is_refused(idle: tuple[WorkerSettings, Address]) -> None:
     settings, worker = idle
     with pytest.raises(EOFError):
-        connect(worker.place, Credentials.new(None), 10.0)
+        connect(worker.place, Credentials.new(None), PATIENCE_S)
     assert courier(settings, worker).ask(0, "ping") is None
 
 
@@ -186,7 +193,7 @@ def test_a_client_refuses_a_worker_with_another_certificate(listening: tuple[Wor
     settings, worker = listening
     other = replace(settings.credentials, certificate=new_pem())
     with pytest.raises(ssl.SSLCertVerificationError):
-        connect(worker.place, other, 10.0)
+        connect(worker.place, other, PATIENCE_S)
 
 
 def test_a_late_answer_of_a_worker_is_not_taken_for_the_next_one(settings: WorkerSettings, worker: Address) -> None:
@@ -202,11 +209,11 @@ def test_a_worker_answers_two_rounds_that_overlap_on_channels_of_their_own(
     one in its channel.
     """
     first, second = Channels(), Channels()
-    clients = [WorkerClient([worker], settings.credentials, {}, 30.0, channels=each) for each in (first, second)]
+    clients = [WorkerClient([worker], settings.credentials, {}, PATIENCE_S, channels=each) for each in (first, second)]
     clients[0]._send(0, ("run", Round(2, follows=1), 0, [(0, [])]))  # waits for round 1
     clients[1]._send(0, ("run", Round(1), 0, [(0, [])]))
     for client in reversed(clients):
-        assert any(isinstance(record, RoundReport) for _, record in client._answer(0, 30.0))
+        assert any(isinstance(record, RoundReport) for _, record in client._answer(0, PATIENCE_S))
     first.close()
     second.close()
     assert first.known(worker) is None

@@ -132,7 +132,7 @@ class Topics:
     ) -> Producer:
         """Send values inside a kafka_txn; ``end`` None leaves it open."""
         producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
-        producer.init_transactions(30)
+        producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, value, partition=partition)

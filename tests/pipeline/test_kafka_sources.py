@@ -460,13 +460,13 @@ def test_retention_that_overtakes_a_run_is_a_gap_when_the_user_allows_it(
 def test_a_plan_never_passes_an_open_kafka_txn_and_aborted_records_never_count(runs: KafkaRuns) -> None:
     topics, name = runs.topics, runs.name
     topics.send(topics.create(name), [b"plain"] * 3)
-    topics.send_in_kafka_txn(name, [b"aborted"] * 4, end=lambda producer: producer.abort_transaction(30))
+    topics.send_in_kafka_txn(name, [b"aborted"] * 4, end=lambda producer: producer.abort_transaction(PATIENCE_S))
     producer = topics.send_in_kafka_txn(name, [b"open"] * 2, end=None)
     topics.send(name, [b"behind"])
     with runs.start() as run:
         run.wait_until_caught_up(PATIENCE_S)
         assert runs.counts() == {"plain": 3}
-        producer.commit_transaction(30)
+        producer.commit_transaction(PATIENCE_S)
         wait_for(lambda: "behind" in runs.counts(), what="the last stable offset to move on")
     assert runs.counts() == {"plain": 3, "open": 2, "behind": 1}
     assert runs.counts() == dict(values_in(topics.bootstrap_servers, name))
@@ -485,7 +485,7 @@ def test_lag_and_progress_per_partition_in_status_and_in_metrics(runs: KafkaRuns
     port = free_port()
     with runs.start({"metrics.prometheus.port": port}) as run:
         run.wait_until_caught_up(PATIENCE_S)
-        topics.send_in_kafka_txn(name, [b"z"], end=lambda producer: producer.abort_transaction(30))
+        topics.send_in_kafka_txn(name, [b"z"], end=lambda producer: producer.abort_transaction(PATIENCE_S))
         wait_for(lambda: run.status().partitions[f"{name}/0"].committed_offset == 12, what="the marker")
         wait_for(lambda: run.status().lag == 0, what="the lag")
         progress = run.status().partitions

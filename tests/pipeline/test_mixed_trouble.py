@@ -114,7 +114,7 @@ class Script:
             transactional_id=f"{self.name}-{self._number}", transaction_timeout_ms=8_000, message_timeout_ms=8_000
         )
         try:
-            producer.init_transactions(30)
+            producer.init_transactions(60)
             producer.begin_transaction()
             self._some(producer, 300)
             producer.flush(PATIENCE_S)

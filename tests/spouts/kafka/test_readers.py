@@ -96,7 +96,7 @@ def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
         kind = chance.choice(["plain", "commit", "abort"])
         producer = plain if kind == "plain" else cleaning.producer(transactional_id=f"{name}-{chance.random()}")
         if kind != "plain":
-            producer.init_transactions(30)
+            producer.init_transactions(PATIENCE_S)
             producer.begin_transaction()
         count = chance.randint(1, 60)
         visible += count if kind != "abort" else 0
@@ -113,9 +113,9 @@ def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
             )
         producer.arrived()
         if kind == "commit":
-            producer.commit_transaction(30)
+            producer.commit_transaction(PATIENCE_S)
         elif kind == "abort":
-            producer.abort_transaction(30)
+            producer.abort_transaction(PATIENCE_S)
         time.sleep(0.12)  # the first record after a segment's time closes the segment
     for partition in range(PARTITIONS):
         plain.produce(name, b"last", key="last", partition=partition)
