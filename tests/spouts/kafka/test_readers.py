@@ -89,25 +89,27 @@ def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
     """Plain records, committed and aborted kafka_txns, nulls and empty values; then compacted."""
     chance = random.Random(request.param)
     name = f"log-{request.param}"
-    cleaning.create(name, PARTITIONS, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.01")
+    cleaning.create(name, PARTITIONS, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0")
     plain = cleaning.producer()
-    visible = 0  # records that a reader would see if none were compacted away
+    kept: set[tuple[int, str]] = set()  # partition and key of what a reader sees when all is compacted
     for _ in range(12):
         kind = chance.choice(["plain", "commit", "abort"])
         producer = plain if kind == "plain" else cleaning.producer(transactional_id=f"{name}-{chance.random()}")
         if kind != "plain":
             producer.init_transactions(PATIENCE_S)
             producer.begin_transaction()
-        count = chance.randint(1, 60)
-        visible += count if kind != "abort" else 0
-        for _ in range(count):
+        for _ in range(chance.randint(1, 60)):
             value = chance.choice([b"", b"v" * chance.randint(1, 300), b'{"n": 1}', "\u00e9".encode(), None])
             headers = [("h", b"1"), ("\u00e9", b""), ("h", chance.choice([None, b"2"]))][: chance.randint(0, 3)]
+            key = "" if chance.random() < 0.02 else f"k{chance.randint(0, 150)}"
+            partition = chance.randrange(PARTITIONS)
+            if kind != "abort":
+                kept.add((partition, key))
             producer.produce(
                 name,
                 value,
-                key=b"" if chance.random() < 0.02 else f"k{chance.randint(0, 150)}",
-                partition=chance.randrange(PARTITIONS),
+                key=key,
+                partition=partition,
                 headers=headers,
                 timestamp=1_700_000_000_000 + chance.randint(0, 10_000),
             )
@@ -120,10 +122,8 @@ def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
     for partition in range(PARTITIONS):
         plain.produce(name, b"last", key="last", partition=partition)
     plain.arrived()
-    visible += PARTITIONS
-    wait_for(lambda: sum(map(len, seen(cleaning, name)[0].values())) < visible, 90)
-    cleaning.alter(name, cleanup_policy="delete", retention_ms="-1")  # from now on, it stays as it is
-    time.sleep(0.5)
+    # from then on, it stays as it is
+    wait_for(lambda: sum(map(len, seen(cleaning, name)[0].values())) == len(kept) + PARTITIONS, what="compaction")
     return Log(name, *seen(cleaning, name))
 
 
