@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from framework.config import Config
 from framework.errors import ConfigError
 from framework.ui import app, documents
 from framework.ui.server import serve_page
+from tests.kit.own_logs import own_logs
 from tests.kit.waiting import wait_for
 from tests.ui.sources import Events, Told, get, record, served
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_read_is_said_beside_what_was_read_last() -> None:
     with served(source) as port, Events(port, "/api/topology/events?id=words") as viewer:
         assert viewer.next("live")["state"] == "running"
         assert viewer.trouble(None)["age_s"] == 0
-        with capture_logs() as lines:
+        with own_logs() as lines:
             source.error = ConnectionError("the store is away")
             assert viewer.trouble("ConnectionError: the store is away")
             looked = source.looks

@@ -54,6 +54,7 @@ from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
+from tests.kit.own_logs import own_logs
 from tests.kit.readers import needs_native
 from tests.kit.targets import examples
 from tests.kit.topics import Topics
@@ -495,7 +496,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so() -> None:
     settings = KafkaSettings("127.0.0.1:1", None)
     assert reader_of(settings) == ("native", None)
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         say_reader(settings)
         say_reader(settings)
     assert [(each["event"], each["reader"]) for each in logs] == [("source.reader", "native")]
@@ -516,7 +517,7 @@ def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so
 def test_what_only_the_python_reader_can_do_goes_to_it_with_a_reason_and_what_it_costs(
     options: dict[str, Any], reason: str
 ) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         say_reader(KafkaSettings("127.0.0.1:1", options))
     assert len(logs) == 1
     assert logs[0]["reader"] == "python"
@@ -552,7 +553,7 @@ def test_a_worker_that_cannot_read_natively_says_so_once_where_the_driver_can(
     sent, chosen = pickle.loads(pickle.dumps(spout)), pickle.loads(pickle.dumps(by_choice))
     for name in (where, "spouts.kafka.consumer.consumer_pool.why_not_native"):
         monkeypatch.setattr(name, lambda: absent)
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         for each in (chosen, sent, sent):
             each.reader({}, TopologyContext("t", "spout", 0, 1))
         pickle.loads(pickle.dumps(sent)).reader({}, TopologyContext("t", "spout", 1, 2))
