@@ -42,6 +42,7 @@ from integration.processes import ChildProcess
 from integration.server import Server, free_port, port_taken, start_together, stop_all
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
+from tests.kit.secrets_on_disk import exposed, holding
 from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -184,8 +185,7 @@ def test_a_database_knows_its_administrator_by_a_secret_that_nobody_else_can_rea
         for guess in ("", "let me in", "ratchet", other.password):
             for user in ("ratchet", "root", "postgres", ""):
                 assert not _signs_in(server.dsn.replace(f"ratchet:{server.password}@", f"{user}:{guess}@"))
-        shown = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
-        assert not [file for file in shown if server.password.encode() in file.read_bytes()]
+        assert not exposed(folder, server.password)
         lines = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
         assert not [line for line in lines if server.password in line]
         server.stop()
@@ -209,9 +209,9 @@ def test_a_password_in_a_setting_is_on_no_command_line_and_in_no_file_that_other
         for each in servers:
             each.folder.mkdir(exist_ok=True)
             assert not [part for part in each.prepare() if "pass word" in part]
-        holding = [each for each in folder.rglob("*") if each.is_file() and b"pass word" in each.read_bytes()]
-        assert {each.name for each in holding} >= {"redis.conf", "server.properties", "zoo.cfg", "worker.properties"}
-        assert not [each for each in holding if each.stat().st_mode & 0o077]
+        names = {each.name for each in holding(folder, "pass word")}
+        assert names >= {"redis.conf", "server.properties", "zoo.cfg", "worker.properties"}
+        assert not exposed(folder, "pass word")
 
 
 def _signs_in(dsn: str) -> bool:
