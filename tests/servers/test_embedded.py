@@ -39,7 +39,16 @@ from integration.java import find_java
 from integration.kafka import KafkaBroker
 from integration.kafka_and_zookeeper import is_ours
 from integration.processes import ChildProcess
-from integration.server import Server, free_port, port_taken, start_together, stop_all
+from integration.server import (
+    _PORTS,
+    _SHARE,
+    Server,
+    _take_share,
+    free_port,
+    port_taken,
+    start_together,
+    stop_all,
+)
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
 from tests.kit.secrets_on_disk import exposed, holding
@@ -461,6 +470,22 @@ def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
     ports = [free_port() for _ in range(200)]
     assert all(1_024 <= port < lowest for port in ports)
     assert len(set(ports)) == 200  # servers that have not started yet do not share one
+
+
+def test_no_two_processes_choose_from_the_same_ports(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Otherwise one could take the port of a server of the other that is about to start again."""
+    monkeypatch.setattr("integration.server._SHARES", f"\0{name}")
+    shares = [_take_share() for _ in _PORTS[::_SHARE]]
+    assert sorted(port for each in shares for port in each.ports) == list(_PORTS)
+    assert _take_share().ports == _PORTS  # each share has its owner
+    ended = shares[-1]
+    assert ended.held is not None
+    os.close(ended.held)
+    shares[-1] = _take_share()
+    assert shares[-1].ports == ended.ports
+    for each in shares:
+        assert each.held is not None
+        os.close(each.held)
 
 
 # --- servers --------------------------------------------------------------------------------------
