@@ -130,8 +130,9 @@ class Topics:
     def send_in_kafka_txn(
         self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
     ) -> Producer:
-        """Send values inside a kafka_txn; ``end`` None leaves it open."""
-        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
+        """Send values inside a kafka_txn; ``end`` None leaves it open, as long as the broker lets
+        one be."""
+        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}", transaction_timeout_ms=900_000)
         producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         for value in values:
