@@ -69,9 +69,14 @@ class Topics:
         told_of(self.admin, {topic: partitions})
         return topic
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until no broker tells of it any more."""
+        self.admin.delete_topics([topic], operation_timeout=PATIENCE_S)[topic].result(PATIENCE_S)
+        wait_for(lambda: topic not in self.admin.list_topics(timeout=PATIENCE_S).topics, what=f"the end of {topic}")
+
     def recreate(self, topic: str) -> None:
         """Delete a topic of one partition, wait until it is gone, and create it again."""
-        self.admin.delete_topics([topic], operation_timeout=PATIENCE_S)[topic].result(PATIENCE_S)
+        self.delete(topic)
 
         def created() -> bool:
             try:

@@ -267,7 +267,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
         topics.send(topics.create(topic), [b"x"] * 5)
     read = planner.plan({})
     assert offsets(read) == {f"{name}-a/0": (0, 5), f"{name}-b/0": (0, 5)}
-    topics.admin.delete_topics([f"{name}-a"], operation_timeout=PATIENCE_S)[f"{name}-a"].result(PATIENCE_S)
+    topics.delete(f"{name}-a")
     topics.send(f"{name}-b", [b"y"] * 2)
     wait_for(lambda: f"{name}-a/0" not in planner.partitions(), what="the topic to be gone")
     with contextlib.suppress(RetryableError):
@@ -278,7 +278,7 @@ def test_deleting_an_unread_topic_is_data_loss_and_deleting_a_read_one_is_not(
     assert planner.plan(plan) is None  # all of it was read: nothing is lost
     topics.send(f"{name}-b", [b"z"] * 3)
     wait_for(lambda: planner.plan(plan) is not None, what="a plan that is never read")
-    topics.admin.delete_topics([f"{name}-b"], operation_timeout=PATIENCE_S)[f"{name}-b"].result(PATIENCE_S)
+    topics.delete(f"{name}-b")
     with pytest.raises(DataLossError, match=f"{name}-b/0 was deleted, and offsets 7 to 10 were not read"):
         wait_for(lambda: ask_for_a_plan(planner, plan), what="the loss")
     planner.close()
