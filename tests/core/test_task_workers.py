@@ -38,7 +38,8 @@ from tests.kit.waiting import PATIENCE_S, WATCH_S
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task worker that stands still for a while is lost to a driver, which repeats a round; not
     to these tests, unless they say so."""
-    monkeypatch.setattr(worker_client, "CONNECT_S", PATIENCE_S)
+    for each in ("CONNECT_S", "REACH_S"):
+        monkeypatch.setattr(worker_client, each, PATIENCE_S)
 
 
 def settings_of(folder: Path) -> WorkerSettings:
