@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from integration.kafka import answer_of_live_brokers
 from tests.kit.oracle import told_of
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -54,18 +55,8 @@ class Topics:
 
     def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
         settings = {key.replace("_", "."): value for key, value in config.items()}
-
-        def created() -> bool:
-            made = self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])
-            try:
-                made[topic].result(PATIENCE_S)
-            except KafkaException as error:
-                if "currently fenced" not in str(error):
-                    raise
-                return False  # the controller has not heard of a slow broker for a while
-            return True
-
-        wait_for(created)
+        new = NewTopic(topic, partitions, replication, config=settings)
+        answer_of_live_brokers(lambda: self.admin.create_topics([new])[topic])
         told_of(self.admin, {topic: partitions})
         return topic
 
@@ -91,12 +82,12 @@ class Topics:
         """``replicas``: partition -> brokers that hold it, its leader first."""
         settings = {key.replace("_", "."): value for key, value in config.items()}
         new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=settings)
-        self.admin.create_topics([new])[topic].result(PATIENCE_S)
+        answer_of_live_brokers(lambda: self.admin.create_topics([new])[topic])
         told_of(self.admin, {topic: len(replicas)})
         return topic
 
     def add_partitions(self, topic: str, up_to: int) -> None:
-        self.admin.create_partitions([NewPartitions(topic, up_to)])[topic].result(PATIENCE_S)
+        answer_of_live_brokers(lambda: self.admin.create_partitions([NewPartitions(topic, up_to)])[topic])
         told_of(self.admin, {topic: up_to})
 
     def alter(self, topic: str, **config: str) -> None:
