@@ -163,6 +163,15 @@ def patient_databases() -> None:
     sqlite_table_base.BUSY_TIMEOUT_MS = int(PATIENCE_S * 1_000)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient_searches() -> None:
+    """Let a search for refused records in this process outlast a machine that stands still: one
+    that ends early leaves out other records."""
+    from framework.transactions import term_loop
+
+    term_loop.SEARCH_MAX_MS = int(PATIENCE_S * 1_000)  # or half of the time that an attempt may take
+
+
 @pytest.fixture(scope="session")
 def servers(ratchet_servers: EmbeddedServers | ExternalServers) -> EmbeddedServers | ExternalServers:
     """Kafka and ZooKeeper that no test stops or kills."""
