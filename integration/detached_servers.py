@@ -17,7 +17,7 @@ from integration.grafana import GrafanaServer, grafana_program
 from integration.jars import Progress
 from integration.kafka_and_zookeeper import STATE_FILE, EmbeddedServers, Shape, is_ours, read_state
 from integration.prometheus import PrometheusServer
-from integration.server import Server, wait_until
+from integration.server import START_TIMEOUT_S, Server, wait_until
 from integration.server_launcher import STOP_TIMEOUT_S
 from integration.spark_cluster import SparkCluster
 
@@ -117,9 +117,10 @@ def _end(pids: list[int], folder: Path, timeout_s: float) -> None:
         for pid in left():
             with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
                 os.kill(pid, which)
+        killed = which is signal.SIGKILL
         try:
-            wait_until(lambda: not left(), timeout_s, "the end of the servers")
+            wait_until(lambda: not left(), START_TIMEOUT_S if killed else timeout_s, "the end of the servers")
             return
         except ServerError:
-            if which is signal.SIGKILL:
+            if killed:
                 raise

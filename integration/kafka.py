@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from abc import ABC, abstractmethod
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +26,25 @@ HEAP = "-Xmx512m"
 CHECKPOINT = "bootstrap.checkpoint"
 #: From this many brokers on, the first three are controllers, and any one broker may die.
 _CONTROLLERS = 3
+
+
+def answer_of_live_brokers(ask: Callable[[], Future[None]], timeout_s: float = 240) -> None:
+    """Request something of the controller, such as a topic, and wait for its answer.
+
+    A controller that has not heard of the brokers for a while, because they or the machine stood
+    still, refuses what needs a broker ("fenced"). Then this requests it again, for ``timeout_s``
+    seconds. Raises ``KafkaException`` for any other refusal.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            ask().result(timeout_s)
+        except KafkaException as error:
+            if "fenced" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 class Listener(ABC):

@@ -14,8 +14,7 @@ from framework.local_paths import local_path
 from integration.errors import ServerError
 from integration.jars import Progress
 from integration.kafka import KafkaBroker, KafkaCluster
-from integration.server import Server, start_together, stop_all
-from integration.server_launcher import STOP_TIMEOUT_S
+from integration.server import START_TIMEOUT_S, Server, start_together, stop_all
 from integration.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 STATE_FILE = "servers.json"
@@ -161,7 +160,7 @@ class EmbeddedServers:
     def _wait_for_lock(self, lock: IO[str]) -> None:
         """Take the lock. If a previous owner was killed, its servers may still be stopping, and
         their guardians hold the lock: wait for them. If the owner lives, fail immediately."""
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from integration.errors import ServerError
 from integration.external import ExternalMariaDb, ExternalPostgres, ExternalRedis, ExternalServers
 from integration.folder_permissions import open_folder
+from integration.kafka import answer_of_live_brokers
 from integration.kafka_and_zookeeper import EmbeddedServers
 from integration.mariadb import MariaDbServer
 from integration.postgres import PostgresServer
@@ -91,7 +92,8 @@ def ratchet_topic(ratchet_servers: EmbeddedServers | ExternalServers) -> MakeTop
     def make(records: Sequence[bytes | tuple[bytes | None, bytes | None]] = (), *, partitions: int = 1) -> str:
         name = f"topic-{uuid.uuid4().hex[:12]}"
         admin = AdminClient({"bootstrap.servers": address})
-        admin.create_topics([NewTopic(name, num_partitions=partitions)], request_timeout=_TIMEOUT_S)[name].result()
+        new = NewTopic(name, num_partitions=partitions)
+        answer_of_live_brokers(lambda: admin.create_topics([new], request_timeout=_TIMEOUT_S)[name], _TIMEOUT_S)
         failed: list[object] = []
         producer = Producer({"bootstrap.servers": address, "enable.idempotence": True})
         for record in records:

@@ -20,6 +20,9 @@ from integration.java import find_java
 from integration.server_launcher import STOP_TIMEOUT_S, TOOL_TIMEOUT_S, Host, Launch, Running
 from integration.server_programs import find_program
 
+#: How long to wait for what must come on a busy host: the start of a guardian, the stop of all
+#: threads, the end of a killed process.
+_END_TIMEOUT_S = 240.0
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
 PACKAGES = {
     "haproxy": "haproxy",
@@ -132,17 +135,20 @@ class ChildProcess(Running):
     def kill(self) -> None:
         """SIGKILL to the server. Its own child processes end by themselves when they notice. Wait
         for that: until then PostgreSQL does not start again on the same data."""
-        self._send(signal.SIGSTOP)  # so that it starts no more of them
         server = self.pid
+        if server is not None:
+            freeze(server)  # so that it starts no more of them
         started = _children_of(server) if server is not None else []
         self._send(signal.SIGKILL)
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._process.wait(STOP_TIMEOUT_S)
+        self._process.wait(_END_TIMEOUT_S)
         _await_end(started)
 
     def pause(self) -> None:
-        self._send(signal.SIGSTOP)
+        pid = self.pid
+        if pid is not None:
+            freeze(pid)
 
     def resume(self) -> None:
         self._send(signal.SIGCONT)
@@ -154,9 +160,40 @@ class ChildProcess(Running):
                 os.kill(pid, which)
 
 
+def freeze(pid: int) -> None:
+    """Stop a process (SIGSTOP), and wait until all its threads have stopped: a thread that has not
+    may still answer. A process that has ended is no error. Raises ``ServerError`` when a thread
+    does not stop."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+    except ProcessLookupError:
+        return
+    deadline = time.monotonic() + _END_TIMEOUT_S
+    while not has_stopped(pid):
+        if time.monotonic() > deadline:
+            raise ServerError(f"process {pid} did not stop within {_END_TIMEOUT_S:g} s")
+        time.sleep(0.005)
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether every thread of a process has stopped (SIGSTOP) or ended."""
+    try:
+        files = [each / "stat" for each in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return True
+    return all(_state_of(each) in "TtZX" for each in files)
+
+
+def _state_of(stat: Path) -> str:
+    try:
+        return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:  # the thread has ended meanwhile
+        return "X"
+
+
 def _child_of(guardian: subprocess.Popen[bytes]) -> int | None:
     """The pid of the guardian's only child; None if it has none, or if the guardian has ended."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    deadline = time.monotonic() + _END_TIMEOUT_S
     while guardian.poll() is None and time.monotonic() < deadline:
         children = _children_of(guardian.pid)
         if children:
@@ -178,4 +215,4 @@ def _await_end(processes: list[psutil.Process]) -> None:
     for each in late:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
-    psutil.wait_procs(late, STOP_TIMEOUT_S)
+    psutil.wait_procs(late, _END_TIMEOUT_S)

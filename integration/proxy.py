@@ -31,6 +31,7 @@ class TcpProxy:
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
+        self._resets = 0
         self._closed = False
         self._refusing = False
         self._silent = False
@@ -75,8 +76,9 @@ class TcpProxy:
             self.reset()
 
     def reset(self) -> None:
-        """Reset all connections (RST). New ones work."""
+        """Reset all connections (RST), also those that are being made. New ones work."""
         with self._lock:
+            self._resets += 1
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
             for each in pair:
@@ -108,6 +110,7 @@ class TcpProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            resets = self._resets
             if self._refusing:
                 _reset(client)
                 continue
@@ -120,7 +123,13 @@ class TcpProxy:
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
-                self._pairs.append((client, server))
+                kept = resets == self._resets
+                if kept:
+                    self._pairs.append((client, server))
+            if not kept:
+                _reset(client)
+                _reset(server)
+                continue
             for source, sink, answers in ((client, server, False), (server, client, True)):
                 threading.Thread(target=self._pump, args=(source, sink, answers), daemon=True, name="proxy").start()
 

@@ -3,18 +3,21 @@ file."""
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import secrets
 import shutil
 import socket
+import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from framework.local_paths import local_path
 from integration.errors import KilledError, ServerError
@@ -43,19 +46,62 @@ rootLogger.appenderRef.console.ref = console
 #: Ports below the range for outgoing connections. One of those connections could take a port before
 #: the server uses it.
 _PORTS = range(15_000, 32_000)
+#: How many of them one process chooses from. No other process does, as long as it lives: otherwise
+#: it could take the port of a server that is about to start, or to start again.
+_SHARE = 500
+#: The abstract sockets of Linux whose owners have a share. They are as local as ports are.
+_SHARES = "\0ratchet-ports"
 _CHANCE = random.SystemRandom()
 #: The ports that this process chose last. Two servers that have not started yet must not share one.
-_CHOSEN: deque[int] = deque(maxlen=len(_PORTS) // 4)
+_CHOSEN: deque[int] = deque(maxlen=3 * _SHARE // 4)
+
+
+class _Share(NamedTuple):
+    """The ports of a process. ``held``: the open socket that keeps others from them."""
+
+    process: int
+    ports: range
+    held: int | None
+
+
+_share: _Share | None = None
+_share_lock = threading.Lock()
 
 
 def free_port() -> int:
-    """A port of the loopback interface that is free now, and not one of the last 4,250 that this
+    """A port of the loopback interface that is free now, and not one of the last 375 that this
     process chose. If another program takes it first, ``Server.start`` tries another one."""
+    tries = 0
     while True:
-        port = _CHANCE.choice(_PORTS)
+        tries += 1
+        port = _CHANCE.choice(_own_ports() if tries < _SHARE else _PORTS)  # other programs may have all of them
         if port not in _CHOSEN and not port_taken(port):
             _CHOSEN.append(port)
             return port
+
+
+def _own_ports() -> range:
+    """The ports that this process chooses from."""
+    global _share
+    with _share_lock:
+        if _share is None or _share.process != os.getpid():
+            _share = _take_share()
+        return _share.ports
+
+
+def _take_share() -> _Share:
+    """A share that no process has; all ports where each has its owner, and on other systems."""
+    starts = list(_PORTS[::_SHARE]) if sys.platform == "linux" else []
+    _CHANCE.shuffle(starts)
+    for start in starts:
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            held.bind(f"{_SHARES}-{start}")
+        except OSError:
+            held.close()
+            continue
+        return _Share(os.getpid(), range(start, start + _SHARE), held.detach())
+    return _Share(os.getpid(), _PORTS, None)
 
 
 def port_taken(port: int) -> bool:

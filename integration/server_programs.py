@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from integration.errors import ServerError
 from integration.locks import locked
 
 _INSTALL_TIMEOUT_S = 600
+#: The words of ``apt-get`` while another program installs packages, and how long to wait then.
+_LOCKED, _LOCKED_PAUSE_S = "Could not get lock", 1.0
 
 
 def find_program(name: str, package: str, folders: Sequence[str] = ()) -> str:
@@ -49,13 +52,18 @@ def _look_for(name: str, folders: Sequence[str]) -> str | None:
 
 def _apt_get(*arguments: str) -> None:
     command = ["apt-get", "--quiet", *arguments]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ServerError(f"{' '.join(command)}: {error}") from error
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    deadline = time.monotonic() + _INSTALL_TIMEOUT_S
+    while True:
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ServerError(f"{' '.join(command)}: {error}") from error
+        if not done.returncode or _LOCKED not in done.stderr or time.monotonic() > deadline:
+            break
+        time.sleep(_LOCKED_PAUSE_S)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise ServerError(f"{' '.join(command)} failed: {lines[-1] if lines else 'it said nothing'}")

@@ -47,7 +47,9 @@ QUIET_BROKER = {
 MEMORY_FOLDER, MEMORY_MIN = "/dev/shm", 8 * 2**30
 
 # A shared machine may be slow at any moment: a slow test has not failed.
-settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Fixtures are for all examples of a test. What a test suppresses itself replaces this list.
+UNCHECKED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("all", deadline=None, suppress_health_check=UNCHECKED)
 # The same code has the same result: new schedules are found by make test-all and the simulator.
 settings.register_profile(
     USUAL, settings.get_profile("all"), derandomize=True, max_examples=settings.get_profile("all").max_examples // 10
@@ -159,6 +161,15 @@ def patient_databases() -> None:
     mysql_connections.IDLE_TIMEOUT_S = int(PATIENCE_S)
     postgres_table_base.IDLE_TIMEOUT_MS = postgres_table_base.LOCK_TIMEOUT_MS = int(PATIENCE_S * 1_000)
     sqlite_table_base.BUSY_TIMEOUT_MS = int(PATIENCE_S * 1_000)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_searches() -> None:
+    """Let a search for refused records in this process outlast a machine that stands still: one
+    that ends early leaves out other records."""
+    from framework.transactions import term_loop
+
+    term_loop.SEARCH_MAX_MS = int(PATIENCE_S * 1_000)  # or half of the time that an attempt may take
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from kazoo.client import KazooClient
@@ -16,9 +17,9 @@ from integration import KafkaBroker, PostgresServer, SecureListener, SecurePort,
 from integration.server import free_port
 from integration.spark_cluster import descendants
 from tests.kit.certificates import Certificates, make_certificates
-from tests.kit.processes import RunProcess
+from tests.kit.processes import RunProcess, commands_below
 from tests.kit.topics import Topics
-from tests.kit.waiting import PATIENCE_S, wait_for
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.kills]
 
@@ -126,7 +127,7 @@ def test_no_secret_comes_out_anywhere(
         processes = [run.process.pid, *descendants(run.process.pid)]
         assert executor == "local" or len(processes) >= 3  # the driver, its JVM, Python workers
         # The driver's own command line is what the user has typed.
-        shown["ps"] = "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in processes[1:] if alive(pid))
+        shown["ps"] = "\n".join(commands_below(psutil.Process(run.process.pid)))
         served = {"metrics": f"{metrics}/metrics"} | (
             {"environment page": f"{page}/environment/"} if executor == "spark" else {}
         )
@@ -162,7 +163,7 @@ def test_no_secret_comes_out_anywhere(
         for canary in CANARIES:
             assert canary not in text, f"{canary} is in {what}: {re.findall(f'.*{canary}.*', text)[0][:300]}"
     assert all(os.environ.get(variable) for variable in ("MY_ZOOKEEPER", "MY_POSTGRES"))
-    wait_for(lambda: not alive(processes[0]))
+    assert run.process.poll() is not None
 
 
 def contents(folder: Path) -> str:
@@ -170,10 +171,6 @@ def contents(folder: Path) -> str:
     found = [path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()]
     assert found, folder
     return "".join(each.decode("latin-1") for each in found)
-
-
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cmdline").exists()
 
 
 def documents(zookeeper: ZooKeeperServer, certificates: Certificates, root: str) -> list[str]:

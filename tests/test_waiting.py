@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +25,18 @@ WAITS = {
         "communicate",
         "settimeout",
     ),
-    *("wait_for", "wait_until", "wait_until_idle", "wait_until_caught_up", "flush"),
+    *("wait_for", "wait_until", "wait_until_idle", "wait_until_caught_up", "flush", "arrived"),
+    *("init_transactions", "commit_transaction", "abort_transaction"),
 }
 #: The same, with the limit by name or after the first argument.
-LIMITED = {"wait_for_commit", "urlopen", "create_connection", "HTTPConnection", "list_topics"}
-LIMITS = {"timeout", "timeout_s", "connect_timeout_s", "operation_timeout", "request_timeout", "within_s", "seconds"}
+LIMITED = {
+    *("wait_for_commit", "urlopen", "create_connection", "HTTPConnection", "list_topics"),
+    *("connect", "lead", "_answer", "WorkerClient"),
+}
+LIMITS = {
+    *("timeout", "timeout_s", "connect_timeout_s", "operation_timeout", "request_timeout"),
+    *("within_s", "answer_s", "seconds"),
+}
 #: What is shorter is the period of a loop, or is meant to pass without an answer.
 SHORT_S, MINUTE_S = 1.0, 60.0
 
@@ -74,6 +82,13 @@ def test_no_test_waits_less_than_a_minute_for_what_must_come() -> None:
     )
 
 
+def test_no_test_takes_the_check_of_slow_examples_back() -> None:
+    """A list of its own replaces that of ``tests/conftest.py``."""
+    names = ["conftest.py", Path(__file__).name]
+    files = [each for each in (ROOT / "tests").rglob("*.py") if each.name not in names]
+    assert [each.name for each in files if "suppress_health_check" in each.read_text()] == []
+
+
 @pytest.mark.parametrize(
     ("code", "short"),
     [
@@ -85,6 +100,9 @@ def test_no_test_waits_less_than_a_minute_for_what_must_come() -> None:
         ("def gone(pid, *, within_s: float = 10.0): ...", True),
         ("done.wait(60)", False),
         ("done.wait(PATIENCE_S)", False),
+        ("producer.commit_transaction(30)", True),
+        ("store.lead('words', 'test', 10)", True),
+        ("def courier(worker, answer_s=30.0): ...", True),
         ("while not done.wait(0.1): ...", False),
         ("left = end - time.monotonic()", False),
         ("def step(times=10): ...", False),

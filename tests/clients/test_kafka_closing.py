@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 
 import pytest
-from structlog.testing import capture_logs
 
 from framework.clients import consumer_close_timeout
 from framework.clients.consumer_close_timeout import close_in_time
+from tests.kit.own_logs import own_logs
 
 
 def test_a_consumer_that_does_not_close_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer_close_timeout, "CLOSE_MAX_S", 0.01)
     never = threading.Event()
-    with capture_logs() as logs:
+    with own_logs() as logs:
         assert not close_in_time(lambda: never.wait() and None)
     never.set()
     assert [each["event"] for each in logs] == ["kafka.consumer_left"]

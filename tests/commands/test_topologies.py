@@ -78,7 +78,7 @@ def test_a_topology_that_cannot_be_read_does_not_hide_the_others(words: Words) -
         driver = {"kind": "transactional", "host": "a", "pid": 1, "started_at": 1.0, "said_at": 2.0}
         status = {"phase": "running", "lag": "much", "rows_per_second": [1]}
         store.apply([Put("odd/drivers/1", encode_document({**driver, "status": status}, "odd"))])
-        waited = store.lead("waited", "here", 10)
+        waited = store.lead("waited", "here", PATIENCE_S)
         assert waited is not None
         waited.resign()  # it was stopped before it wrote anything
     answer = words.ask("list")

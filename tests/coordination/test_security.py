@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from kazoo.client import KazooClient, KazooState
 
 from framework import Config
@@ -20,6 +19,7 @@ from framework.errors import ConfigError, RetryableError
 from framework.transactions import CoordinationStore, MemoryStore, Put, ZooKeeperStore
 from integration import SecurePort, ZooKeeperServer
 from tests.kit.certificates import Certificates, make_certificates
+from tests.kit.own_logs import own_logs
 from tests.kit.waiting import PATIENCE_S, WATCH_S, wait_for
 
 USER, PASSWORD = "ratchet", "canary-2bad1dea"
@@ -209,7 +209,7 @@ def test_a_start_without_credentials_says_that_znodes_are_open_to_all(
 ) -> None:
     monkeypatch.setattr("framework.coordination.configured.ZooKeeperStore", lambda *_, **__: MemoryStore())
     values = {f"transactional.zookeeper.{key}": value for key, value in {"servers": servers, **credentials}.items()}
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         store_of(Config.of(values))
         store_of(Config.of(values), observes=True)
     assert [each["event"] for each in logs] == ["zookeeper.open_to_all"] * warned
@@ -218,11 +218,11 @@ def test_a_start_without_credentials_says_that_znodes_are_open_to_all(
 def test_a_session_timeout_beyond_the_servers_limits_is_logged(
     server: ZooKeeperServer,
 ) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         ZooKeeperStore(server.address, "/limits", session_timeout_s=600).close()
     said = [(log["wanted_s"], log["granted_s"]) for log in logs if log["event"] == "zookeeper.session_timeout"]
     assert said == [(600, 60.0)]
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         ZooKeeperStore(server.address, "/limits", session_timeout_s=5).close()
     assert not logs
 

@@ -22,7 +22,7 @@ from framework.errors import (
 from framework.transactions import CoordinationStore, Delete, Leadership, MemoryStore, Put, ZooKeeperStore
 from integration import EmbeddedServers
 from integration.server import free_port
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.waiting import PATIENCE_S, WATCH_S
 
 
 def elected(store: CoordinationStore, path: str) -> Leadership:
@@ -170,7 +170,7 @@ class TestZooKeeperStore(StoreContract):
                 thief.start()
             thief.stop()
             thief.close()
-            successor = stores[1].lead(name, "test", timeout_s=1)
+            successor = stores[1].lead(name, "test", timeout_s=WATCH_S)
             if successor is not None:
                 break
         assert successor is not None
@@ -208,7 +208,7 @@ class TestZooKeeperStore(StoreContract):
     def test_garbage_in_the_epoch_is_named(self, stores: list[CoordinationStore], name: str) -> None:
         stores[0].apply([Put(f"{name}/epoch", b"garbage")])
         with pytest.raises(CorruptStateError, match=f"/stores/{name}/epoch"):
-            stores[0].lead(name, "test", timeout_s=5)
+            stores[0].lead(name, "test", timeout_s=PATIENCE_S)
 
 
 @pytest.mark.integration

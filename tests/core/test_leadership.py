@@ -19,6 +19,7 @@ from framework.core.leader_loop import read_record, store_for
 from framework.errors import DataLossError
 from framework.transactions import MemoryStore
 from tests.kit.core_parts import ListSpout, Rich, ack, seen
+from tests.kit.own_logs import own_logs
 from tests.kit.state_parts import Log, Source, counting, journal, lmdb, steps_of
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -109,7 +110,7 @@ def test_a_topology_whose_state_does_not_survive_is_elected_where_zookeeper_is_n
     monkeypatch.setattr(leader_loop, "store_of", lambda _: named)
     built = counting(key, Log(key, [])) if stateful else topology(key, key)
     assert store_for(built, Config.of({"transactional.zookeeper.servers": "zk1"}), None) is named
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         alone = store_for(built, Config.of({}), None)
     assert (alone is not None) == stateful
     assert alone is not named

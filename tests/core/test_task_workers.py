@@ -27,10 +27,19 @@ from framework.core.worker_client import Address, Channels, WorkerClient, Worker
 from framework.core.worker_process import ensure_worker, start_worker
 from framework.execution.plan import plan_execution
 from framework.execution.process_channels import STRANGERS_MAX, Channel, Credentials, connect
+from integration.processes import freeze
 from tests.kit.certificates import new_pem
 from tests.kit.journaled import alive, noted, word_count
 from tests.kit.task_workers import Overhearing
 from tests.kit.waiting import PATIENCE_S, WATCH_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task worker that stands still for a while is lost to a driver, which repeats a round; not
+    to these tests, unless they say so."""
+    for each in ("CONNECT_S", "REACH_S"):
+        monkeypatch.setattr(worker_client, each, PATIENCE_S)
 
 
 def settings_of(folder: Path) -> WorkerSettings:
@@ -43,7 +52,8 @@ def started(settings: WorkerSettings) -> Iterator[Address]:
     address = start_worker(settings, 0)
     yield address
     if alive(address.pid):
-        os.kill(address.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(address.pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -72,7 +82,7 @@ def gone(pid: int, seconds: float = PATIENCE_S) -> bool:
     return not alive(pid)
 
 
-def courier(settings: WorkerSettings, worker: Address, answer_s: float = 30.0) -> WorkerClient:
+def courier(settings: WorkerSettings, worker: Address, answer_s: float = PATIENCE_S) -> WorkerClient:
     return WorkerClient(
         [worker],
         settings.credentials,
@@ -140,7 +150,7 @@ def test_a_round_stops_waiting_when_one_spout_emits_or_the_driver_wakes_it(
 def test_a_connection_without_the_key_is_refused(idle: tuple[WorkerSettings, Address]) -> None:
     settings, worker = idle
     with pytest.raises(EOFError):
-        connect(worker.place, Credentials.new(None), 10.0)
+        connect(worker.place, Credentials.new(None), PATIENCE_S)
     assert courier(settings, worker).ask(0, "ping") is None
 
 
@@ -184,7 +194,7 @@ def test_a_client_refuses_a_worker_with_another_certificate(listening: tuple[Wor
     settings, worker = listening
     other = replace(settings.credentials, certificate=new_pem())
     with pytest.raises(ssl.SSLCertVerificationError):
-        connect(worker.place, other, 10.0)
+        connect(worker.place, other, PATIENCE_S)
 
 
 def test_a_late_answer_of_a_worker_is_not_taken_for_the_next_one(settings: WorkerSettings, worker: Address) -> None:
@@ -200,11 +210,11 @@ def test_a_worker_answers_two_rounds_that_overlap_on_channels_of_their_own(
     one in its channel.
     """
     first, second = Channels(), Channels()
-    clients = [WorkerClient([worker], settings.credentials, {}, 30.0, channels=each) for each in (first, second)]
+    clients = [WorkerClient([worker], settings.credentials, {}, PATIENCE_S, channels=each) for each in (first, second)]
     clients[0]._send(0, ("run", Round(2, follows=1), 0, [(0, [])]))  # waits for round 1
     clients[1]._send(0, ("run", Round(1), 0, [(0, [])]))
     for client in reversed(clients):
-        assert any(isinstance(record, RoundReport) for _, record in client._answer(0, 30.0))
+        assert any(isinstance(record, RoundReport) for _, record in client._answer(0, PATIENCE_S))
     first.close()
     second.close()
     assert first.known(worker) is None
@@ -217,7 +227,7 @@ def test_the_reason_why_a_worker_cannot_be_reached_is_told(
     assert unreachable(worker, settings.credentials) is None
     assert "does not reach task worker 0" in (unreachable(worker, Credentials.new(None)) or "")
     monkeypatch.setattr(worker_client, "REACH_S", 0.5)
-    os.kill(worker.pid, signal.SIGSTOP)
+    freeze(worker.pid)
     try:
         assert "did not let anybody in for 0.5 s" in (unreachable(worker, settings.credentials) or "")
     finally:
@@ -267,7 +277,7 @@ def test_a_worker_that_hangs_counts_as_lost(
     settings: WorkerSettings, worker: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_client, "CONNECT_S", 0.5)
-    os.kill(worker.pid, signal.SIGSTOP)
+    freeze(worker.pid)
     with pytest.raises(WorkerLostError, match=r"did not let anybody in for 0\.5 s"):
         courier(settings, worker).ask(0, "ping")
     os.kill(worker.pid, signal.SIGCONT)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from framework import BaseBasicBolt, Fields, TransactionalTopologyBuilder
 from framework.errors import RetryableError
@@ -28,6 +27,7 @@ from sinks import Count, OpaqueMapState, SqliteBackend, StateCommitter
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.execution.test_cancellation import counted, gone
 from tests.kit.bolts import BatchCount
+from tests.kit.own_logs import own_logs
 from tests.kit.processes import ROOT
 from tests.kit.runners import start
 from tests.kit.spark import SparkMasters
@@ -287,7 +287,7 @@ def test_a_task_that_cannot_connect_leaves_everything_to_jobs(
     made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ResidentTask, "_open", lambda self: str(tmp_path / "nobody listens"))
-    with capture_logs() as logs:
+    with own_logs() as logs:
         task = made(waits=False)
         wait_for(lambda: not task._living, PATIENCE_S, what="the task to end")
     assert task.run(1, "a") is None

@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 
 from framework.execution.spark.jvm_output import SparkOutput
+from tests.kit.command import CommandErrors
 from tests.kit.processes import ROOT
 from tests.kit.waiting import PATIENCE_S, wait_for
 
 
 class Printed:
-    """An output, and the JVM's end of its pipe."""
+    """An output, the JVM's end of its pipe, and what of it is ``shown``: without that of a Spark
+    which other tests share."""
 
     def __init__(self) -> None:
+        self.shown = CommandErrors(sys.stderr)
         self.output = SparkOutput()
         self._jvm = os.dup(self.output.popen_arguments()["stdout"])
 
@@ -41,8 +44,7 @@ def printed() -> Iterator[Printed]:
 def test_what_spark_prints_is_in_the_log_and_what_the_user_prints_is_shown(
     printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr("sys.stderr", printed.shown)
     for _ in range(200):  # each time it is shown whole, however late it is read
         printed.prints("about Spark\n")
         printed.output.show(True)
@@ -50,17 +52,16 @@ def test_what_spark_prints_is_in_the_log_and_what_the_user_prints_is_shown(
         printed.output.show(False)
     printed.prints("the end\n")
     wait_for(lambda: "the end" in printed.output.log.read_text())
-    assert shown.getvalue() == "a user's\n" * 200
+    assert printed.shown.getvalue() == "a user's\n" * 200
     assert printed.output.log.read_text() == "about Spark\n" * 200 + "the end\n"
 
 
 def test_a_line_without_its_end_is_shown_too(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr("sys.stderr", printed.shown)
     printed.output.show(True)
     printed.prints("half a line")
     printed.output.show(False)
-    wait_for(lambda: shown.getvalue() == "half a line\n")
+    wait_for(lambda: printed.shown.getvalue() == "half a line\n")
 
 
 def test_output_that_cannot_be_shown_does_not_stop_those_who_print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -253,6 +254,7 @@ def test_the_memory_does_not_grow_with_the_rows_that_wait() -> None:
     builder = TransactionalTopologyBuilder("falling", "spout", spout)
     builder.set_bolt("falling", Falling(memory, text)).global_grouping("spout")
     builder.set_bolt("noting", Noting(), 2).fields_grouping("falling", Fields("id"))
+    gc.collect()  # otherwise what earlier tests have left may be freed meanwhile
     before = pa.total_allocated_bytes()
     with submit(builder.build(), store=MemoryStore(), executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)

@@ -85,7 +85,9 @@ def _as_a_new_process(module: str, words: tuple[str, ...], cwd: Path) -> Iterato
         os.chdir(folder)
         sys.path[:] = path
         structlog.configure(**logs)
-        os.environ.clear()
+        # not cleared: other threads read it meanwhile
+        for key in os.environ.keys() - environment.keys():
+            del os.environ[key]
         os.environ.update(environment)
         logging.getLogger().setLevel(level)
         for name in set(sys.modules) - modules:

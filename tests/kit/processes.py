@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from integration.processes import freeze
 from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -96,10 +97,9 @@ class RunProcess:
         """Send a signal to the driver alone."""
         os.kill(self.pid, which)
 
-    def stopped(self) -> bool:
-        """Whether every thread of the driver has stopped, some time after SIGSTOP."""
-        threads = Path(f"/proc/{self.pid}/task").glob("*/stat")
-        return all(each.read_text().rsplit(")", 1)[1].split()[0] == "T" for each in threads)
+    def freeze(self) -> None:
+        """Stop the driver (SIGSTOP), and wait until all its threads have stopped."""
+        freeze(self.pid)
 
     def kill(self) -> bool:
         """Send SIGKILL to the driver alone, and wait for its end.

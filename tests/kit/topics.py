@@ -17,6 +17,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from integration.kafka import answer_of_live_brokers
 from tests.kit.oracle import told_of
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -54,24 +55,19 @@ class Topics:
 
     def create(self, topic: str, partitions: int = 1, *, replication: int = 1, **config: str) -> str:
         settings = {key.replace("_", "."): value for key, value in config.items()}
-
-        def created() -> bool:
-            made = self.admin.create_topics([NewTopic(topic, partitions, replication, config=settings)])
-            try:
-                made[topic].result(PATIENCE_S)
-            except KafkaException as error:
-                if "currently fenced" not in str(error):
-                    raise
-                return False  # the controller has not heard of a slow broker for a while
-            return True
-
-        wait_for(created)
+        new = NewTopic(topic, partitions, replication, config=settings)
+        answer_of_live_brokers(lambda: self.admin.create_topics([new])[topic])
         told_of(self.admin, {topic: partitions})
         return topic
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until no broker tells of it any more."""
+        self.admin.delete_topics([topic], operation_timeout=PATIENCE_S)[topic].result(PATIENCE_S)
+        wait_for(lambda: topic not in self.admin.list_topics(timeout=PATIENCE_S).topics, what=f"the end of {topic}")
+
     def recreate(self, topic: str) -> None:
         """Delete a topic of one partition, wait until it is gone, and create it again."""
-        self.admin.delete_topics([topic], operation_timeout=PATIENCE_S)[topic].result(PATIENCE_S)
+        self.delete(topic)
 
         def created() -> bool:
             try:
@@ -86,12 +82,12 @@ class Topics:
         """``replicas``: partition -> brokers that hold it, its leader first."""
         settings = {key.replace("_", "."): value for key, value in config.items()}
         new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=settings)
-        self.admin.create_topics([new])[topic].result(PATIENCE_S)
+        answer_of_live_brokers(lambda: self.admin.create_topics([new])[topic])
         told_of(self.admin, {topic: len(replicas)})
         return topic
 
     def add_partitions(self, topic: str, up_to: int) -> None:
-        self.admin.create_partitions([NewPartitions(topic, up_to)])[topic].result(PATIENCE_S)
+        answer_of_live_brokers(lambda: self.admin.create_partitions([NewPartitions(topic, up_to)])[topic])
         told_of(self.admin, {topic: up_to})
 
     def alter(self, topic: str, **config: str) -> None:
@@ -130,9 +126,10 @@ class Topics:
     def send_in_kafka_txn(
         self, topic: str, values: Sequence[bytes], partition: int = 0, *, end: Callable[[Producer], None] | None
     ) -> Producer:
-        """Send values inside a kafka_txn; ``end`` None leaves it open."""
-        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}")
-        producer.init_transactions(30)
+        """Send values inside a kafka_txn; ``end`` None leaves it open, as long as the broker lets
+        one be."""
+        producer = self.producer(transactional_id=f"x-{uuid.uuid4().hex}", transaction_timeout_ms=900_000)
+        producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         for value in values:
             producer.produce(topic, value, partition=partition)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from framework.observe.logs import INHERITED
+from framework.observe.logs import INHERITED, get_logger
+from tests.kit.own_logs import own_logs
 from tests.kit.processes import ROOT
+from tests.kit.waiting import PATIENCE_S
 
 PROGRAM = """
 from framework import *
@@ -78,3 +81,24 @@ def test_a_disk_that_is_full_ends_no_run(json_lines: bool) -> None:
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=full, check=False)
     # 120: Python itself could not write what was left of standard output.
     assert done.returncode in (0, 120)
+
+
+def test_what_a_thread_of_an_earlier_test_logs_is_not_taken_for_the_lines_of_this_one() -> None:
+    log, said, says = get_logger(), threading.Event(), threading.Event()
+
+    def speak() -> None:
+        says.wait(PATIENCE_S)
+        log.warning("left.behind")
+        said.set()
+
+    earlier = threading.Thread(target=speak)
+    earlier.start()
+    with own_logs() as lines:
+        says.set()
+        earlier.join(PATIENCE_S)
+        log.warning("mine")
+        mine = threading.Thread(target=log.warning, args=("mine.too",))
+        mine.start()
+        mine.join(PATIENCE_S)
+    assert said.is_set()
+    assert [each["event"] for each in lines] == ["mine", "mine.too"]

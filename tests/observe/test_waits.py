@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import structlog
-
 from framework.observe.wait_log import Waits
+from tests.kit.own_logs import own_logs
 
 
 def test_a_cause_that_repeats_is_warned_of_once_and_its_end_once() -> None:
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         waits = Waits(topology="words")
         for _ in range(50):
             waits.again("batch.failed", "the sink is away")
@@ -29,7 +28,7 @@ def test_a_cause_that_repeats_is_warned_of_once_and_its_end_once() -> None:
 
 
 def test_what_failed_once_and_works_again_is_no_wait() -> None:
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         waits = Waits()
         waits.again("batch.failed", "a lost reply")
         waits.over()

@@ -553,8 +553,8 @@ def test_records_of_kafka_are_shown_as_the_broker_holds_them(
     topic = topics.create(name, 2)
     values = [json.dumps({"word": f"w{each % 7}", "n": each}).encode() for each in range(200)]
     topics.send(topic, values[:100], 0)
-    topics.send_in_kafka_txn(topic, values[100:150], 0, end=lambda producer: producer.abort_transaction(30))
-    topics.send_in_kafka_txn(topic, values[150:], 0, end=lambda producer: producer.commit_transaction(30))
+    topics.send_in_kafka_txn(topic, values[100:150], 0, end=lambda producer: producer.abort_transaction(PATIENCE_S))
+    topics.send_in_kafka_txn(topic, values[150:], 0, end=lambda producer: producer.commit_transaction(PATIENCE_S))
     topics.send(topic, [json.dumps({"word": "rare", "n": 21}).encode(), *values[:60]], 1)
     words = OverKafka("tests.pipeline.test_explain:kafka_topology", servers, topic, tmp_path / "x.db")
     words.catch_up(kafka_topology(words.settings))

@@ -244,7 +244,7 @@ def test_a_zombie_producer_is_fenced_and_its_open_kafka_txn_is_never_seen(topics
     topic = topics.create(name)
     settings = {"bootstrap.servers": topics.bootstrap_servers, "transaction.timeout.ms": 60_000}
     zombie = Producer({**settings, "transactional.id": f"ratchet-{name}/sink/0"})
-    zombie.init_transactions(30)
+    zombie.init_transactions(PATIENCE_S)
     zombie.begin_transaction()
     zombie.produce(topic, b'{"word":"zombie","n":0}')
     zombie.flush(PATIENCE_S)
@@ -253,7 +253,7 @@ def test_a_zombie_producer_is_fenced_and_its_open_kafka_txn_is_never_seen(topics
     with submit(topology, store=MemoryStore(), executor="local") as run:
         run.wait_until_caught_up(PATIENCE_S)
     with pytest.raises(Exception, match=r"(?i)fenced|epoch"):
-        zombie.commit_transaction(30)
+        zombie.commit_transaction(PATIENCE_S)
     assert pairs(topics, topic) == ALL
 
 
@@ -263,7 +263,7 @@ def left_open(topics: Topics, topic: str, topology: str, writer: str) -> Produce
     The broker would keep it open for a quarter of an hour.
     """
     dead = topics.producer(transactional_id=f"ratchet-{topology}/{writer}", transaction_timeout_ms=900_000)
-    dead.init_transactions(30)
+    dead.init_transactions(PATIENCE_S)
     dead.begin_transaction()
     dead.produce(topic, b'{"word":"dead","n":0}')
     marker = Marker(
@@ -315,7 +315,7 @@ def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
     monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.0)
     with pytest.raises(RetryableError, match=rf"the markers in '{markers}' could not be read to offset 1 yet"):
         read_markers(KafkaSettings(topics.bootstrap_servers, None), markers, "another")
-    open_one.commit_transaction(30)
+    open_one.commit_transaction(PATIENCE_S)
 
 
 @pytest.mark.rule("C25")

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sqlite3
 import time
 from collections import Counter
@@ -115,7 +114,7 @@ class Script:
             transactional_id=f"{self.name}-{self._number}", transaction_timeout_ms=8_000, message_timeout_ms=8_000
         )
         try:
-            producer.init_transactions(30)
+            producer.init_transactions(60)
             producer.begin_transaction()
             self._some(producer, 300)
             producer.flush(PATIENCE_S)
@@ -177,10 +176,9 @@ class Script:
         self.servers.kafka.start()
 
     def pause_broker(self) -> None:
-        assert self.servers.kafka.pid is not None
-        os.kill(self.servers.kafka.pid, signal.SIGSTOP)
+        self.servers.kafka.pause()
         time.sleep(self.chance.uniform(0.5, 3))
-        os.kill(self.servers.kafka.pid, signal.SIGCONT)
+        self.servers.kafka.resume()
 
     def kill_zookeeper(self) -> None:
         self.servers.zookeeper_server.kill()

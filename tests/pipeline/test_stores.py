@@ -70,8 +70,7 @@ def pause(run: RunProcess, job: Job) -> None:
     tried: one that is in the kernel, about to take the lock, takes it first.
     """
     while True:
-        run.signal(signal.SIGSTOP)
-        wait_for(run.stopped)
+        run.freeze()
         if job.settings["app.store"] != "sqlite":
             return
         with closing(sqlite3.connect(job.settings["app.address"], timeout=0.5, isolation_level=None)) as connection:

@@ -336,7 +336,7 @@ def test_verify_from_the_command_line_over_kafka_exits_3_on_a_difference(
         assert documents_module.committed_txid(store, topology.id) == spans.txid > 0
     finally:
         store.close()
-    topics.admin.delete_topics([topic])[topic].result(PATIENCE_S)
+    topics.delete(topic)
     monkeypatch.setattr("spouts.kafka.planning.lost_records.BELIEVED_AFTER_S", 0.5)
     gone = words.ratchet("verify")
     assert gone.returncode in (1, 3)

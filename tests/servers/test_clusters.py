@@ -6,14 +6,16 @@ import json
 import socket
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException
 from kazoo.client import KazooClient
 
 from integration import KafkaCluster, ZooKeeperEnsemble
+from integration.kafka import answer_of_live_brokers
 from integration.server import free_port, port_taken
 from integration.spark_cluster import SparkMaster
 from tests.kit.targets import Often
@@ -43,6 +45,30 @@ def read_all(bootstrap_servers: str, topic: str, count: int) -> list[int]:
             found.append(int(message.value()))
     consumer.close()
     return found
+
+
+FENCED = [
+    "All brokers are currently fenced, or have all their log directories cordoned.",
+    "All brokers specified in the manual partition assignment for partition 0 are fenced or in controlled shutdown.",
+]
+
+
+def test_a_controller_whose_brokers_stood_still_is_asked_again() -> None:
+    left = [KafkaException(each) for each in FENCED]
+
+    def ask() -> Future[None]:
+        answer: Future[None] = Future()
+        if left:
+            answer.set_exception(left.pop())
+        else:
+            answer.set_result(None)
+        return answer
+
+    answer_of_live_brokers(ask)
+    assert not left
+    left.append(KafkaException("Topic 't' already exists."))
+    with pytest.raises(KafkaException, match="already exists"):
+        answer_of_live_brokers(ask)
 
 
 def test_three_brokers_survive_the_death_of_any_one(tmp_path: Path, often: Often) -> None:

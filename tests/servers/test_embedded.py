@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +39,19 @@ from integration.java import find_java
 from integration.kafka import KafkaBroker
 from integration.kafka_and_zookeeper import is_ours
 from integration.processes import ChildProcess
-from integration.server import Server, free_port, port_taken, start_together, stop_all
+from integration.server import (
+    _PORTS,
+    _SHARE,
+    Server,
+    _take_share,
+    free_port,
+    port_taken,
+    start_together,
+    stop_all,
+)
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
+from tests.kit.secrets_on_disk import exposed, holding
 from tests.kit.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -183,8 +194,7 @@ def test_a_database_knows_its_administrator_by_a_secret_that_nobody_else_can_rea
         for guess in ("", "let me in", "ratchet", other.password):
             for user in ("ratchet", "root", "postgres", ""):
                 assert not _signs_in(server.dsn.replace(f"ratchet:{server.password}@", f"{user}:{guess}@"))
-        shown = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
-        assert not [file for file in shown if server.password.encode() in file.read_bytes()]
+        assert not exposed(folder, server.password)
         lines = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
         assert not [line for line in lines if server.password in line]
         server.stop()
@@ -208,9 +218,9 @@ def test_a_password_in_a_setting_is_on_no_command_line_and_in_no_file_that_other
         for each in servers:
             each.folder.mkdir(exist_ok=True)
             assert not [part for part in each.prepare() if "pass word" in part]
-        holding = [each for each in folder.rglob("*") if each.is_file() and b"pass word" in each.read_bytes()]
-        assert {each.name for each in holding} >= {"redis.conf", "server.properties", "zoo.cfg", "worker.properties"}
-        assert not [each for each in holding if each.stat().st_mode & 0o077]
+        names = {each.name for each in holding(folder, "pass word")}
+        assert names >= {"redis.conf", "server.properties", "zoo.cfg", "worker.properties"}
+        assert not exposed(folder, "pass word")
 
 
 def _signs_in(dsn: str) -> bool:
@@ -307,6 +317,26 @@ def test_a_server_that_ends_before_its_signal_arrives_has_ended(
     act(process)
     process.kill()
     assert not process.alive
+
+
+def test_a_paused_server_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its threads have, it answers."""
+
+    def late(pid: int, which: signal.Signals) -> None:
+        if which is signal.SIGSTOP:
+            threading.Timer(0.2, real, (pid, which)).start()
+        else:
+            real(pid, which)
+
+    real = os.kill
+    process = ChildProcess(Launch("x", ["sleep", "600"], folder=tmp_path, log_file=tmp_path / "x.log"))
+    server = process.pid
+    assert server is not None
+    monkeypatch.setattr(os, "kill", late)
+    process.pause()
+    assert psutil.Process(server).status() == psutil.STATUS_STOPPED
+    monkeypatch.undo()
+    process.kill()
 
 
 class Crashing(Server):
@@ -440,6 +470,22 @@ def test_a_free_port_is_below_the_ports_of_outgoing_connections() -> None:
     ports = [free_port() for _ in range(200)]
     assert all(1_024 <= port < lowest for port in ports)
     assert len(set(ports)) == 200  # servers that have not started yet do not share one
+
+
+def test_no_two_processes_choose_from_the_same_ports(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Otherwise one could take the port of a server of the other that is about to start again."""
+    monkeypatch.setattr("integration.server._SHARES", f"\0{name}")
+    shares = [_take_share() for _ in _PORTS[::_SHARE]]
+    assert sorted(port for each in shares for port in each.ports) == list(_PORTS)
+    assert _take_share().ports == _PORTS  # each share has its owner
+    ended = shares[-1]
+    assert ended.held is not None
+    os.close(ended.held)
+    shares[-1] = _take_share()
+    assert shares[-1].ports == ended.ports
+    for each in shares:
+        assert each.held is not None
+        os.close(each.held)
 
 
 # --- servers --------------------------------------------------------------------------------------
@@ -588,7 +634,7 @@ def _runs(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # while it is read, a process that ends is another error than one that has ended
         return False
 
 

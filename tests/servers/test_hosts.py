@@ -71,7 +71,7 @@ def values(server: Server) -> list[str]:
 
 class zookeeper:
     def __init__(self, server: Server) -> None:
-        self.client = KazooClient(server.address, timeout=5)
+        self.client = KazooClient(server.address, timeout=60)
 
     def __enter__(self) -> KazooClient:
         self.client.start(PATIENCE_S)

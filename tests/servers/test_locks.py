@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from integration import server_programs
 from integration.errors import ServerError
 from integration.locks import locked, private_folder
 
@@ -43,3 +44,22 @@ def test_a_folder_that_somebody_else_may_have_made_is_refused(temporary: Path, m
         pass
     with pytest.raises(ServerError, match="somebody else made it"):
         private_folder()
+
+
+def test_a_package_is_installed_when_another_program_has_installed_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one may have another folder for temporary files, and so none of our locks."""
+    apt = tmp_path / "apt-get"
+    apt.write_text(
+        f"#!/bin/sh\necho $* >> {tmp_path}/asked\n"
+        f"if mkdir {tmp_path}/first 2>/dev/null; then echo 'E: Could not get lock /var/lib/dpkg/lock' >&2; exit 100; fi\n"
+        f"test $2 = update || touch {tmp_path}/some-server\nchmod +x {tmp_path}/some-server || true\n"
+    )
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(server_programs, "_LOCKED_PAUSE_S", 0.0)
+    assert server_programs.find_program("some-server", "some-package") == str(tmp_path / "some-server")
+    install = "--quiet install --yes --no-install-recommends some-package"
+    assert (tmp_path / "asked").read_text().splitlines() == ["--quiet update"] * 2 + [install]

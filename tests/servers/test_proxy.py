@@ -111,6 +111,22 @@ def test_a_cut_ends_connections_and_refuses_new_ones_and_a_reset_only_ends_them(
         assert ask(connection, b"f") == b"f"
 
 
+@pytest.mark.parametrize("act", ["reset", "cut", "close"])
+def test_a_connection_that_is_being_made_is_reset_too(
+    link: TcpProxy, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    def slow(*where: object, **options: object) -> socket.socket:
+        made = real(*where, **options)  # type: ignore[arg-type]
+        if where == (link._target,):
+            getattr(link, act)()
+        return made
+
+    real = socket.create_connection
+    monkeypatch.setattr(socket, "create_connection", slow)
+    with pytest.raises(OSError), connected(link) as connection:
+        ask(connection, b"a")
+
+
 def test_a_connection_to_a_dead_server_is_reset(link: TcpProxy, echo: socketserver.ThreadingTCPServer) -> None:
     echo.shutdown()
     echo.server_close()

@@ -105,7 +105,7 @@ def test_a_checkpoint_reaches_every_bolt_after_the_same_tuples_on_all_inputs(key
         "other", Fields("word")
     )
     conf = {
-        "topology.state.checkpoint.interval.ms": 10,
+        "topology.state.checkpoint.interval.ms": 1,
         "topology.max.spout.pending": 13,
         "topology.state.exactly.once": exact,
     }
@@ -175,7 +175,7 @@ def test_state_is_exactly_once_whatever_dies(key: str, tmp_path: Path, where: st
 
     journal(key).on[where] = sometimes
     words = [WORDS * 15, WORDS * 7]
-    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 10})
+    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 1})
     conf["topology.max.spout.pending"] = 7
     topology = counting(key, Log(key, words, tracked=tracked), spouts=2)
     with submit(topology, conf, store=store, executor="local") as run:
@@ -261,7 +261,7 @@ def test_states_in_memory_that_are_lost_begin_anew_with_the_input(key: str) -> N
 
     words = [WORDS * 20]
     topology = counting(key, Log(key, words))
-    conf = {"topology.state.checkpoint.interval.ms": 10, "topology.max.spout.pending": 5}
+    conf = {"topology.state.checkpoint.interval.ms": 1, "topology.max.spout.pending": 5}
     with submit(topology, conf, executor="local") as run:
         rounds = run._executor
         assert isinstance(rounds, LocalRounds)
@@ -526,7 +526,7 @@ def test_a_store_that_goes_back_to_before_a_commit_under_a_running_topology_is_n
 
     monkeypatch.setattr(LmdbStore, "txid", went_back)
     spout = Log(key, [WORDS * 50])
-    conf = lmdb(tmp_path, **{"topology.max.spout.pending": 3, "topology.state.checkpoint.interval.ms": 10})
+    conf = lmdb(tmp_path, **{"topology.max.spout.pending": 3, "topology.state.checkpoint.interval.ms": 1})
     with (
         pytest.raises(CorruptStateError, match=r"holds checkpoint 2, and the record of this topology says 3"),
         submit(counting(key, spout, counters=1), conf, store=MemoryStore(), executor="local") as run,
@@ -547,7 +547,7 @@ def test_a_driver_that_no_longer_leads_writes_nothing_and_leads_again(key: str, 
             store.depose(key)
 
     journal(key).on["pre_commit"] = depose
-    conf["topology.state.checkpoint.interval.ms"] = 10
+    conf["topology.state.checkpoint.interval.ms"] = 1
     with submit(counting(key, Log(key, words)), conf, store=store, executor="local") as run:
         run.wait_until_idle(PATIENCE_S)
     assert deposed == [3, 6]

@@ -42,7 +42,7 @@ def settings(
 ) -> dict[str, Any]:
     common = {
         "transactional.zookeeper.servers": servers.zookeeper,
-        "transactional.zookeeper.election.timeout.secs": 0.5,
+        "transactional.zookeeper.election.timeout.secs": PATIENCE_S,
         "topology.state.checkpoint.interval.ms": 50,
     }
     if request.param == "lmdb":
@@ -291,6 +291,7 @@ def test_a_topology_that_runs_is_not_restored(settings: dict[str, Any], tmp_path
     command("snapshot", str(saved), settings=settings, key=key)
     with submit(counting(key, Log(key, [WORDS])), settings, executor="local") as started:
         started.wait_until_idle(PATIENCE_S)
+        settings["transactional.zookeeper.election.timeout.secs"] = 0.5
         assert "a driver runs topology" in command("restore", str(saved), settings=settings, key=key, status=2)[1]
         if "Redis" in settings["topology.state.provider"]:
             assert command("get", "cow", settings=settings, key=key)[0] == "1\n"  # but its state can be read

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
-import structlog
 
 from framework.errors import BadRecordError, ConfigError, CorruptStateError
 from framework.state import (
@@ -28,6 +27,7 @@ from framework.state.redis import _APPLY
 from framework.testing.conformance.state_provider import StateProviderContract
 from framework.topology.stateful import StateProvider
 from integration import RedisServer
+from tests.kit.own_logs import own_logs
 from tests.kit.state_parts import redis_pool
 from tests.kit.waiting import PATIENCE_S
 
@@ -140,7 +140,7 @@ def test_redis_that_may_evict_state_is_refused_and_what_it_may_lose_is_named(tmp
         server.start()
         conf = {CONFIG: {"jedisPoolConfig": redis_pool(server)}}
         provider = RedisKeyValueStateProvider()
-        with structlog.testing.capture_logs() as logs:
+        with own_logs() as logs:
             if given is evicting:
                 with pytest.raises(
                     ConfigError, match=r"evicts keys \(allkeys-lru\) beyond 104857600 bytes; .* noeviction"

@@ -17,6 +17,7 @@ from framework import (
     BaseRichSpout,
     BaseTransactionalBolt,
     Committer,
+    CoreRun,
     CoreTopologyFailed,
     DataFrameBolt,
     Fields,
@@ -40,6 +41,7 @@ from sinks import (
     TransactionalMapState,
 )
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
+from tests.kit.waiting import wait_for
 
 ORDER = Fields(customer=str, cents=int)
 ORDERS = [{"customer": "ann", "cents": 5}, ["bob", 7], ("ann", 11), ["eve", 13]]
@@ -306,8 +308,14 @@ def test_a_core_topology_with_several_spouts_gets_records_for_each() -> None:
         run_core_on(words(), [["x"]], again=[3])
 
 
-def test_a_core_topology_that_fails_or_never_acks_says_so() -> None:
-    with pytest.raises(TimeoutError, match="1 tuples pending"):
+def test_a_core_topology_that_fails_or_never_acks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def idle(run: CoreRun, timeout_s: float | None = None) -> None:
+        wait_for(lambda: run.status().pending == 1)  # a run may be slow to begin
+        wait(run, timeout_s)
+
+    wait = CoreRun.wait_until_idle
+    with monkeypatch.context() as patch, pytest.raises(TimeoutError, match="1 tuples pending"):
+        patch.setattr(CoreRun, "wait_until_idle", idle)
         run_core_on(words(bolt=NeverAcks()), [["x"]], timeout_s=0.5)
 
     class Fails(Split):

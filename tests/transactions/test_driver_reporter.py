@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from structlog.testing import capture_logs
-
 from framework.errors import RetryableError, StaleWriterError
 from framework.observe.journal import Journal
 from framework.transactions.driver_context import DriverContext
 from framework.transactions.driver_reporter import TermReport
+from tests.kit.own_logs import own_logs
 
 
 def report() -> TermReport:
@@ -27,7 +26,7 @@ def report() -> TermReport:
 def test_fences_that_stay_open_for_one_cause_are_told_once() -> None:
     """While a sink is away, each attempt leaves one."""
     told = report()
-    with capture_logs() as lines:
+    with own_logs() as lines:
         for attempt in range(4):
             told.fence_left(f"7:{attempt}", RetryableError("no sink"), stale=False)
         told.fence_left("7:4", RetryableError("no disk"), stale=False)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from framework import Config, Topology, TransactionalTopologyBuilder, submit
 from framework.commands import topologies
@@ -28,6 +27,7 @@ from integration import PostgresServer
 from sinks import MemoryBackend, SqliteBackend
 from sinks.transaction_history_table import KEY, VALUE, HistoryTable, history_table
 from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.own_logs import own_logs
 from tests.kit.replays import FIELDS, Sums, run, state_at
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -226,7 +226,7 @@ def test_what_the_store_no_longer_has_is_a_gap_that_says_so(kept: Kept, monkeypa
     kept.close_transactions(2)
     kept.copying().catch_up()
     kept.close_transactions(9)
-    with capture_logs() as logs:
+    with own_logs() as logs:
         kept.copying(epoch=2).catch_up()
     assert [(each["event"], each["txid"], each["until_txid"]) for each in logs] == [("history.gap", 3, 6)]
     held = kept.held()

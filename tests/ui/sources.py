@@ -130,6 +130,13 @@ class Events:
             elif line.startswith(b"data: ") and name.decode() in names:
                 return json.loads(line[6:])
 
+    def trouble(self, reason: str | None) -> Any:
+        """The next document about trouble with this reason. On a busy machine the page may say
+        meanwhile that nothing answers."""
+        while (found := self.next("trouble"))["reason"] != reason:
+            pass
+        return found
+
     def close(self) -> None:
         self._answer.close()
         self._connection.close()

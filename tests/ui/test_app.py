@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from framework.config import Config
 from framework.errors import ConfigError
 from framework.ui import app, documents
 from framework.ui.server import serve_page
+from tests.kit.own_logs import own_logs
 from tests.kit.waiting import wait_for
 from tests.ui.sources import Events, Told, get, record, served
 
@@ -76,15 +76,15 @@ def test_what_cannot_be_read_is_said_beside_what_was_read_last() -> None:
     source = Told()
     with served(source) as port, Events(port, "/api/topology/events?id=words") as viewer:
         assert viewer.next("live")["state"] == "running"
-        assert viewer.next("trouble") == {"reason": None, "age_s": 0}
-        with capture_logs() as lines:
+        assert viewer.trouble(None)["age_s"] == 0
+        with own_logs() as lines:
             source.error = ConnectionError("the store is away")
-            assert viewer.next("trouble")["reason"] == "ConnectionError: the store is away"
+            assert viewer.trouble("ConnectionError: the store is away")
             looked = source.looks
             wait_for(lambda: source.looks > looked + 5)
         assert [line["event"] for line in lines] == ["page.unread"]  # once
         source.error = None
-        assert viewer.next("trouble")["reason"] is None
+        assert viewer.trouble(None)
 
 
 def test_a_source_that_never_answered_is_an_error_and_no_empty_page() -> None:
@@ -179,8 +179,8 @@ def test_a_source_that_hangs_lets_the_page_end_at_once() -> None:
         source.hangs = 3600.0
         with Events(port, "/api/topology/events?id=words") as viewer:
             assert viewer.next("live")["state"] == "running"
-            assert viewer.next("trouble") == {"reason": None, "age_s": 0}
-            assert viewer.next("trouble")["reason"] == "what is asked does not answer"
+            assert viewer.trouble(None)["age_s"] == 0
+            assert viewer.trouble("what is asked does not answer")
     assert not [each for each in threading.enumerate() if each.name == "ratchet-page"]
 
 

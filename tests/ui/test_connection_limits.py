@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from framework.ui import connection_limits, server
-from framework.ui.connection_limits import BoundedListener
+from framework.ui.connection_limits import BoundedListener, PromptProtocol
 from tests.kit.waiting import PATIENCE_S, wait_for
 from tests.ui.sources import Told, get, served
 
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.behaviour("6.4")
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[BoundedListener]:
     monkeypatch.setattr(connection_limits, "_SHUT_S", 0.0)
+    monkeypatch.setattr(connection_limits, "PER_SECOND", 0.001)  # clients on a busy machine come slowly
     with BoundedListener(socket.create_server(("127.0.0.1", 0)), most=4) as found:
         yield found
 
@@ -127,8 +130,24 @@ def test_those_who_ask_nothing_make_room_and_the_page_is_there_again(
 
 
 def test_an_answer_that_is_long_in_coming_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "SILENT_S", 0.05)
-    source = Told()
-    source.hangs = 0.5
-    with served(source) as port:
+    """The time without a request is over again and again while the source is asked."""
+    monkeypatch.setattr(connection_limits, "SILENT_S", 10.0**6)
+    opened: list[PromptProtocol] = []
+    real = PromptProtocol.connection_made
+
+    def noted(self: PromptProtocol, transport: Any) -> None:
+        opened.append(self)
+        real(self, transport)
+
+    class Slow(Told):
+        def _answer(self) -> None:
+            (connection,) = opened
+            for _ in range(3):
+                looked = threading.Event()
+                connection.loop.call_soon_threadsafe(connection._look)
+                connection.loop.call_soon_threadsafe(looked.set)
+                assert looked.wait(PATIENCE_S)
+
+    monkeypatch.setattr(PromptProtocol, "connection_made", noted)
+    with served(Slow()) as port:
         assert get(port, "/api/topologies")[0] == 200

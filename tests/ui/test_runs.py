@@ -180,7 +180,7 @@ def test_a_deposed_leader_is_shown_as_standby() -> None:
         run.wait_until_caught_up(PATIENCE_S)
         other = None
         store.depose("words")
-        other = store.lead("words", "another", 10)
+        other = store.lead("words", "another", PATIENCE_S)
         assert other is not None
         wait_for(lambda: read(port, "/api/topology?id=words")["live"]["state"] != "running")
         other.resign()

@@ -175,6 +175,8 @@ def test_a_reading_that_hangs_delays_nobody_and_is_not_doubled() -> None:
         return "done"
 
     kept = Kept("slow", read, 0.0)
+    kept.look()
+    wait_for(lambda: began)
     for _ in range(10):
         assert kept.look().value is None
         time.sleep(0.001)

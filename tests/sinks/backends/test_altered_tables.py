@@ -24,8 +24,7 @@ from integration import PostgresServer
 from sinks import Last, PostgresBackend, SqliteBackend, Sum
 from sinks.backend import Row
 from sinks.sql.backend import SqlBackend
-from tests.kit.postgres_roles import dsn_of, login
-from tests.kit.waiting import wait_for
+from tests.kit.postgres_roles import dsn_of, end_sessions, login
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
 KEY, VALUE, SUMS = Fields(word=str), Fields(n=int), {"n": Sum("n")}
@@ -48,8 +47,7 @@ def role(postgres: PostgresServer) -> Iterator[tuple[str, Any]]:
         admin.execute(f"CREATE ROLE {name} {login(postgres.dsn)}")
         admin.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
         yield name, admin
-        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
-        wait_for(lambda: not admin.execute(ended, [name]).fetchall())
+        end_sessions(admin, name)
         admin.execute(f"DROP OWNED BY {name} CASCADE")
         admin.execute(f"DROP ROLE {name}")
 

@@ -34,7 +34,7 @@ from sinks.read_as_of import at_one_moment, items_as_of
 from sinks.sql import postgres_table_base as postgres_module
 from sinks.sql.postgres_adaptive_batch_size import LimitReached
 from tests.kit.postgres_exchanges import counted_exchanges
-from tests.kit.postgres_roles import dsn_of, login
+from tests.kit.postgres_roles import dsn_of, end_sessions, login
 from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("3.2")]
@@ -60,9 +60,7 @@ def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
     admin.execute(f"CREATE SCHEMA {name}")
     admin.execute(f"GRANT USAGE ON SCHEMA {name} TO {name}")
     yield name, dsn_of(name, postgres.dsn)
-    # A session that its client has closed may last a moment longer, and own its temporary tables.
-    ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE usename = %s"
-    assert all(each for (each,) in admin.execute(ended, [name]))
+    end_sessions(admin, name)  # they own its temporary tables
     admin.execute(f"DROP SCHEMA {name} CASCADE")
     admin.execute(f"REVOKE ALL ON DATABASE ratchet FROM {name}")
     admin.execute(f"DROP ROLE {name}")
@@ -360,8 +358,8 @@ def test_a_connection_that_dies_in_commit_leaves_the_outcome_unknown(
     backend = PostgresBackend(postgres.dsn, table, KEY, VALUE)
     header = backend.prepare("topology")
     with pytest.raises(CommitOutcomeUnknown), backend._writing() as connection:
-        admin.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
-        time.sleep(0.2)
+        asked = (connection.info.backend_pid, int(PATIENCE_S * 1_000))
+        assert admin.execute("SELECT pg_terminate_backend(%s, %s)", asked).fetchone() == (True,)  # it has ended
     assert backend.read_header() == header
 
 

@@ -16,7 +16,7 @@ from framework.errors import ConfigError, RetryableError
 from integration import PostgresServer
 from sinks import Max, OpaqueMapState, PostgresBackend, TransactionalMapState
 from sinks.sql.postgres_adaptive_batch_size import StatementSize, reached
-from tests.kit.postgres_roles import dsn_of, login
+from tests.kit.postgres_roles import dsn_of, end_sessions, login
 from tests.kit.waiting import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.rule("C30")]
@@ -36,8 +36,7 @@ def user(admin: Any, postgres: PostgresServer) -> Iterator[tuple[str, str]]:
     admin.execute(f"CREATE ROLE {name} SUPERUSER {login(postgres.dsn)}")
     admin.execute(f"CREATE SCHEMA {name} AUTHORIZATION {name}")
     yield name, dsn_of(name, postgres.dsn)
-    admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", [name])
-    wait_for(lambda: admin.execute("SELECT 1 FROM pg_stat_activity WHERE usename = %s", [name]).fetchone() is None)
+    end_sessions(admin, name)
     admin.execute(f"DROP SCHEMA {name} CASCADE")
     admin.execute(f"DROP ROLE {name}")
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from framework import Fields, TransactionalTopologyBuilder, submit
 from framework.clients.kafka_settings import KafkaSettings
@@ -95,11 +94,7 @@ def test_a_limit_that_was_raised_meanwhile_refuses_nothing(topics: Topics, name:
     topic = topics.create(name, max_message_bytes="2000")
     sink = KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers)
     ran(f"{name}-1", sink, [["a", 1]])
-    change = ConfigResource(ResourceType.TOPIC, topic)
-    change.add_incremental_config(
-        ConfigEntry("max.message.bytes", "20000", incremental_operation=AlterConfigOpType.SET)
-    )
-    topics.admin.incremental_alter_configs([change])[change].result()
+    topics.alter(topic, max_message_bytes="20000")
     ran(f"{name}-2", KafkaSink(topic, key="k", bootstrap_servers=topics.bootstrap_servers), [["x" * 5_000, 1]])
 
 

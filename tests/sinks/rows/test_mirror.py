@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import Fields, TransactionalTopologyBuilder, submit
@@ -348,7 +348,7 @@ def copied_rows(database: SqliteDatabase, table: str) -> list[tuple[Any, ...]]:
     return rows(database, table, f"id, name, {'note' if 'note' in columns else 'NULL'}")
 
 
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(CHANGES, st.none() | CHANGES), min_size=1, max_size=5), st.booleans())
 def test_the_mirror_holds_what_the_source_holds(tmp_path_factory: Any, drawn: Any, stamped: bool) -> None:
     """Each transaction has an attempt before it that is lost, where one is drawn."""
@@ -398,7 +398,7 @@ def history(deeds: Sequence[tuple[str, int]]) -> list[Record]:
     return found
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60))
 @given(DEEDS, st.data())
 def test_a_connector_may_repeat_any_changes_at_any_border(tmp_path_factory: Any, deeds: Any, data: Any) -> None:
     """It goes on behind what it has stored, never before an earlier such place."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from framework import Fields, TransactionalTopologyBuilder, arrow_spill, submit
@@ -306,7 +306,7 @@ class Oracle:
 @pytest.mark.slow_for("mysql")
 @pytest.mark.parametrize("sequenced", [False, True])
 @pytest.mark.parametrize("ignore_nulls", [False, True])
-@settings(max_examples=examples(24), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(24))
 @given(batches=BATCHES, divided=st.booleans())
 def test_a_table_agrees_with_an_oracle(
     database: Database, sequenced: bool, ignore_nulls: bool, batches: Any, divided: bool

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-import structlog
 
 from framework.topology import ReadCounts
 from spouts.codecs.missing_field_warning import AbsentFields, absent_fields
+from tests.kit.own_logs import own_logs
 
 LINES = pa.list_(pa.struct([("price", pa.int64()), ("prize", pa.int64())]))
 
@@ -49,7 +49,7 @@ def test_what_one_task_finds_is_not_absent_in_the_batch() -> None:
 
 def test_the_first_batch_of_each_stream_is_told_of() -> None:
     absent = AbsentFields()
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         for _ in range(2):
             absent.check({"default": frozenset({"wrod"}), "orders": frozenset()}, {"default": 7, "orders": 7})
         absent.check({"orders": frozenset({"id"}), "late": frozenset({"at"})}, {"orders": 7})

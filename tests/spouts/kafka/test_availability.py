@@ -14,6 +14,7 @@ import pytest
 from framework import TopologyContext, TransactionAttempt
 from framework.errors import RetryableError
 from integration import KafkaCluster
+from integration.processes import freeze
 from spouts.kafka.consumer import consumer_pool as kafka_sessions
 from tests.kit.kafka_runs import KafkaRuns, values_in
 from tests.kit.plans import offsets
@@ -109,7 +110,7 @@ def test_a_paused_broker_delays_the_plan_of_the_others_once_only(
         real(asked, patient=patient)
 
     monkeypatch.setattr(planner._metadata, "_wait", noted)
-    os.kill(second.pid, signal.SIGSTOP)
+    freeze(second.pid)
     try:
         plan = first
         for number in range(1, 6):
@@ -135,7 +136,7 @@ def test_a_silent_leader_fails_the_read_and_says_where(
     assert second.pid is not None
     reader = KafkaRuns(split, tmp_path, name).spout().reader({}, TopologyContext(name, "spout", 0, 1))
     ranges = {f"{name}/1": {"first_offset": 0, "next_offset": 10}}
-    os.kill(second.pid, signal.SIGSTOP)
+    freeze(second.pid)
     try:
         with pytest.raises(
             RetryableError, match=f"{name}/1 delivered nothing for 1 s or more, at offset 0 of a range to 10"

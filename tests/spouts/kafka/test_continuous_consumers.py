@@ -28,7 +28,7 @@ from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES
 from tests.kit.kafka_runs import tail_of
 from tests.kit.readers import READERS, needs_native
 from tests.kit.topics import Topics
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.behaviour("4.9")]
 START = Position(0, None)
@@ -90,7 +90,7 @@ def places(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def test_both_show_the_same_of_the_same_records(topics: Topics, name: str) -> None:
     topics.create(name, 3)
     aborting = topics.producer(transactional_id=f"{name}-t")
-    aborting.init_transactions(30)
+    aborting.init_transactions(PATIENCE_S)
     plain = topics.producer()
     for number in range(600):
         value = [b"value %d" % number, None, b""][number % 7 % 3]
@@ -100,7 +100,7 @@ def test_both_show_the_same_of_the_same_records(topics: Topics, name: str) -> No
     aborting.begin_transaction()
     aborting.produce(name, b"aborted", partition=1)
     aborting.arrived()
-    aborting.abort_transaction(30)
+    aborting.abort_transaction(PATIENCE_S)
     topics.send(name, [b"last"], 1)
     shown = []
     for kind in (ColumnFeed, MessageFeed):

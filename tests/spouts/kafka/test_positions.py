@@ -118,7 +118,8 @@ def test_a_spout_that_is_added_loses_nothing_when_something_fails_before_the_nex
 def test_the_group_is_never_ahead_of_the_last_committed_checkpoint(topics: Topics, name: str, tmp_path: Path) -> None:
     """Also while many records are done and no checkpoint has them yet."""
     topics.create(name)
-    store, conf = MemoryStore(), lmdb(tmp_path, **{"topology.state.checkpoint.interval.ms": 20_000})
+    rarely = {"topology.state.checkpoint.interval.ms": 3_600_000, "topology.message.timeout.secs": 7_200}
+    store, conf = MemoryStore(), lmdb(tmp_path, **rarely)
     with submit(counting(name, words=spout(topics, name)), conf, store=store, executor="local") as run:
         wait_for(lambda: (record := read_record(store, name)) is not None and record.positions is not None)
         topics.send(name, [b"word"] * 50)

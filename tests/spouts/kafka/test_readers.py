@@ -31,7 +31,7 @@ import pyarrow as pa
 import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spouts
@@ -54,6 +54,7 @@ from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES, Parts
 from tests.kit.kafka_runs import tail_of
 from tests.kit.oracle import read_topics
+from tests.kit.own_logs import own_logs
 from tests.kit.readers import needs_native
 from tests.kit.targets import examples
 from tests.kit.topics import Topics
@@ -89,41 +90,41 @@ def log(cleaning: Topics, request: pytest.FixtureRequest) -> Log:
     """Plain records, committed and aborted kafka_txns, nulls and empty values; then compacted."""
     chance = random.Random(request.param)
     name = f"log-{request.param}"
-    cleaning.create(name, PARTITIONS, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.01")
+    cleaning.create(name, PARTITIONS, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0")
     plain = cleaning.producer()
-    visible = 0  # records that a reader would see if none were compacted away
+    kept: set[tuple[int, str]] = set()  # partition and key of what a reader sees when all is compacted
     for _ in range(12):
         kind = chance.choice(["plain", "commit", "abort"])
         producer = plain if kind == "plain" else cleaning.producer(transactional_id=f"{name}-{chance.random()}")
         if kind != "plain":
-            producer.init_transactions(30)
+            producer.init_transactions(PATIENCE_S)
             producer.begin_transaction()
-        count = chance.randint(1, 60)
-        visible += count if kind != "abort" else 0
-        for _ in range(count):
+        for _ in range(chance.randint(1, 60)):
             value = chance.choice([b"", b"v" * chance.randint(1, 300), b'{"n": 1}', "\u00e9".encode(), None])
             headers = [("h", b"1"), ("\u00e9", b""), ("h", chance.choice([None, b"2"]))][: chance.randint(0, 3)]
+            key = "" if chance.random() < 0.02 else f"k{chance.randint(0, 150)}"
+            partition = chance.randrange(PARTITIONS)
+            if kind != "abort":
+                kept.add((partition, key))
             producer.produce(
                 name,
                 value,
-                key=b"" if chance.random() < 0.02 else f"k{chance.randint(0, 150)}",
-                partition=chance.randrange(PARTITIONS),
+                key=key,
+                partition=partition,
                 headers=headers,
                 timestamp=1_700_000_000_000 + chance.randint(0, 10_000),
             )
         producer.arrived()
         if kind == "commit":
-            producer.commit_transaction(30)
+            producer.commit_transaction(PATIENCE_S)
         elif kind == "abort":
-            producer.abort_transaction(30)
+            producer.abort_transaction(PATIENCE_S)
         time.sleep(0.12)  # the first record after a segment's time closes the segment
     for partition in range(PARTITIONS):
         plain.produce(name, b"last", key="last", partition=partition)
     plain.arrived()
-    visible += PARTITIONS
-    wait_for(lambda: sum(map(len, seen(cleaning, name)[0].values())) < visible, 90)
-    cleaning.alter(name, cleanup_policy="delete", retention_ms="-1")  # from now on, it stays as it is
-    time.sleep(0.5)
+    # from then on, it stays as it is
+    wait_for(lambda: sum(map(len, seen(cleaning, name)[0].values())) == len(kept) + PARTITIONS, what="compaction")
     return Log(name, *seen(cleaning, name))
 
 
@@ -160,7 +161,7 @@ def readers(cleaning: Topics) -> Iterator[list[Any]]:
 @pytest.mark.integration
 @pytest.mark.behaviour("2.5")
 @pytest.mark.rule("C16")
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(
     cuts=st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=PARTITIONS, max_size=PARTITIONS),
     goes_back=st.booleans(),
@@ -495,7 +496,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so() -> None:
     settings = KafkaSettings("127.0.0.1:1", None)
     assert reader_of(settings) == ("native", None)
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         say_reader(settings)
         say_reader(settings)
     assert [(each["event"], each["reader"]) for each in logs] == [("source.reader", "native")]
@@ -516,7 +517,7 @@ def test_the_native_reader_is_the_first_choice_and_the_line_at_the_start_says_so
 def test_what_only_the_python_reader_can_do_goes_to_it_with_a_reason_and_what_it_costs(
     options: dict[str, Any], reason: str
 ) -> None:
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         say_reader(KafkaSettings("127.0.0.1:1", options))
     assert len(logs) == 1
     assert logs[0]["reader"] == "python"
@@ -552,7 +553,7 @@ def test_a_worker_that_cannot_read_natively_says_so_once_where_the_driver_can(
     sent, chosen = pickle.loads(pickle.dumps(spout)), pickle.loads(pickle.dumps(by_choice))
     for name in (where, "spouts.kafka.consumer.consumer_pool.why_not_native"):
         monkeypatch.setattr(name, lambda: absent)
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         for each in (chosen, sent, sent):
             each.reader({}, TopologyContext("t", "spout", 0, 1))
         pickle.loads(pickle.dumps(sent)).reader({}, TopologyContext("t", "spout", 1, 2))

@@ -186,7 +186,7 @@ class TestPlanning:
         topics.send(name, [b"c"])
         bounded = plan(spout(topics, name))
         assert bounded[f"{name}/0"]["next_offset"] == 2
-        producer.commit_transaction(30)
+        producer.commit_transaction(PATIENCE_S)
         planner = spout(topics, name).planner({}, CONTEXT)
         end = time.monotonic() + PATIENCE_S
         while (
@@ -328,8 +328,8 @@ class TestReading:
         """Markers at the end of a range must not make the read hang (2.5)."""
         topics.create(name, 1)
         topics.send(name, [b"a"])
-        topics.send_in_kafka_txn(name, [b"kept"], end=lambda producer: producer.commit_transaction(30))
-        topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(30))
+        topics.send_in_kafka_txn(name, [b"kept"], end=lambda producer: producer.commit_transaction(PATIENCE_S))
+        topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(PATIENCE_S))
         source = spout(topics, name)
         whole = plan(source)
         assert offsets(whole) == {f"{name}/0": (0, 7)}
@@ -341,7 +341,7 @@ class TestReading:
     @pytest.mark.rule("C16")
     def test_a_range_of_nothing_but_gaps_is_empty(self, topics: Topics, name: str) -> None:
         topics.create(name, 1)
-        topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(30))
+        topics.send_in_kafka_txn(name, [b"aborted"] * 3, end=lambda producer: producer.abort_transaction(PATIENCE_S))
         source = spout(topics, name)
         assert values(source, plan(source)) == []
 

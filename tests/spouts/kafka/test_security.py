@@ -27,6 +27,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import OpaqueKafkaTransactionalSpout, TextCodec
 from tests.kit.certificates import Certificates, make_certificates
 from tests.kit.registry_answers import answering, send
+from tests.kit.secrets_on_disk import exposed
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S, wait_for
 
@@ -70,8 +71,7 @@ def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
 def test_the_passwords_of_a_broker_are_on_no_command_line(broker: KafkaBroker) -> None:
     assert any("StorageTool" in each for each in FORMATTED)
     assert not [each for each in FORMATTED if PASSWORD in each]
-    shown = [file for file in broker.folder.rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
-    assert not [file for file in shown if PASSWORD.encode() in file.read_bytes()]
+    assert not exposed(broker.folder, PASSWORD)
 
 
 def settings(certificates: Certificates, **changes: str) -> dict[str, str]:

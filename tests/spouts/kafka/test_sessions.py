@@ -6,11 +6,11 @@ import threading
 from typing import Any
 
 import pytest
-import structlog
 
 from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer import consumer_pool as module
 from spouts.kafka.consumer.consumer_pool import KafkaSessions
+from tests.kit.own_logs import own_logs
 from tests.kit.waiting import PATIENCE_S, wait_for
 
 SETTINGS = KafkaSettings("127.0.0.1:1", None)
@@ -46,12 +46,13 @@ def lent(pool: KafkaSessions, slot: int = 0) -> Any:
 
 @pytest.mark.usefixtures("noted")
 def test_an_idle_session_rests_and_is_closed_later() -> None:
-    pool = KafkaSessions(rest_after_s=0.05, close_after_s=0.5)
+    pool = KafkaSessions(rest_after_s=0.05, close_after_s=1_000)
     session = lent(pool)
     assert session.rested.wait(PATIENCE_S)
-    assert lent(pool) is session  # it is kept while it rests
     session.rested.clear()
+    assert lent(pool) is session  # it is kept while it rests
     assert session.rested.wait(PATIENCE_S)
+    pool._close_after_s = 0.1
     assert session.closed.wait(PATIENCE_S)
     assert len(pool) == 0
     wait_for(lambda: pool._keeper is None)
@@ -78,7 +79,7 @@ def test_a_session_that_becomes_idle_while_another_rests_rests_in_its_time() -> 
 def test_a_session_that_cannot_rest_is_dropped_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_made", CannotRest)
     pool = KafkaSessions(rest_after_s=0.05, close_after_s=1_000)
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         assert lent(pool).closed.wait(PATIENCE_S)
     assert logs == [
         {

@@ -34,6 +34,7 @@ from spouts.kafka.decoding import RecordDecoder
 from spouts.kafka.topic_streams import checked_streams
 from tests.kit.avro import encoded, framed
 from tests.kit.core_parts import Rich, Stepped, ack, seen
+from tests.kit.own_logs import own_logs
 from tests.kit.plans import Plan
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
@@ -307,7 +308,7 @@ def test_a_field_that_no_record_of_the_first_batch_has_is_told_of(shop: Shop, re
     ranges = planner.plan({})
     _, counts = read(source, ranges)
     assert counts.absent == {"orders": {"costumer"}, "payments": frozenset()}
-    with structlog.testing.capture_logs() as logs:
+    with own_logs() as logs:
         planner.processed(ranges, counts, 1.0)
         planner.processed(ranges, counts, 1.0)
     planner.close()
