@@ -334,10 +334,12 @@ class _Runner:
         committer keeps only a part (``keep_for_commit``), the commit phase makes a new copy: the
         same component, in the same attempt, with the same rows taken in. Its emitted rows have left
         the collector."""
-        with self.guarded():
-            kept = self.bolt.keep_for_commit() if isinstance(self.bolt, Committer) else None
-        if isinstance(self.bolt, Committer) and self.component.id in self.task.header.tries_writes:
-            self._try_writes(self.bolt)
+        kept = None
+        if isinstance(self.bolt, Committer):
+            with self.guarded():
+                kept = self.bolt.keep_for_commit()
+            if self.component.id in self.task.header.tries_writes:
+                self._try_writes(self.bolt)
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None
