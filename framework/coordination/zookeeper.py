@@ -16,6 +16,7 @@ import posixpath
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from kazoo.client import KazooClient, KazooState
@@ -50,6 +51,7 @@ from framework.observe.logs import get_logger
 
 _log = get_logger()
 _LOST_REPLY = (ConnectionLoss, SessionExpiredError, ConnectionClosedError, OperationTimeoutError)
+_CONNECTED = (KeeperState.CONNECTED, KeeperState.CONNECTED_RO)
 _POLL_S = 0.05
 #: How often a client that has no connection asks the servers for the reason.
 _LOOK_EVERY_S = 1.0
@@ -97,6 +99,9 @@ class ZooKeeperStore(CoordinationStore):
             raise ConfigError(f"transactional.zookeeper.root {error}, not {root!r}") from None
         self._known: dict[str, set[str]] = {}
         self._lock = threading.RLock()
+        #: The folder, and the beginning of the name, of nodes of candidates that gave up. While the
+        #: session lasts, such a node lets nobody lead.
+        self._abandoned: set[tuple[str, str]] = set()
         self._client = KazooClient(
             hosts=",".join(address.servers),
             timeout=session_timeout_s,
@@ -155,6 +160,7 @@ class ZooKeeperStore(CoordinationStore):
     def lead(self, path: str, identity: str, timeout_s: float | None = None) -> Leadership | None:
         base = self._node(path)
         self._ensure_parents(f"{base}/leader/x")
+        self._reading(self._delete_abandoned, base)
         lock = self._client.Lock(f"{base}/leader", identity)
         lost_before = self._lost_sessions
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -164,19 +170,22 @@ class ZooKeeperStore(CoordinationStore):
                 if lock.acquire(timeout=min(1.0, remaining) if remaining is not None else 1.0):
                     break
             except _LOST_REPLY as error:
+                self._abandon(lock)
                 raise RetryableError(f"ZooKeeper at {self._hosts} went away during the election: {error}") from error
             except LockTimeout:
                 pass
             except KazooException as error:
+                self._abandon(lock)
                 raise self._named(error, base) from error
             if deadline is not None and time.monotonic() >= deadline:
+                self._abandon(lock)
                 return None
         with self._lock:
             self._known.clear()
         try:
             epoch, version = self._new_epoch(f"{base}/epoch")
         except BaseException:
-            lock.release()
+            self._abandon(lock)
             raise
         return _ZooKeeperLeadership(self, base, epoch=epoch, version=version, lock=lock, lost_sessions=lost_before)
 
@@ -203,6 +212,30 @@ class ZooKeeperStore(CoordinationStore):
         self._client.close()
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _abandon(self, lock: Any) -> None:
+        """Delete the node of a candidate that does not lead, or no longer. kazoo does not say
+        whether it could. What cannot be deleted now, is deleted with the next connection, or before
+        the next election of this store."""
+        with self._lock:
+            self._abandoned.add((lock.path, lock.prefix))
+        if self._client.client_state in _CONNECTED:
+            self._delete_abandoned_once()
+
+    def _delete_abandoned(self) -> None:
+        with self._lock:
+            abandoned = list(self._abandoned)
+        for folder, prefix in abandoned:
+            with suppress(NoNodeError):
+                for name in self._client.get_children(folder):
+                    if name.startswith(prefix):
+                        self._client.delete(f"{folder}/{name}")
+            with self._lock:
+                self._abandoned.discard((folder, prefix))
+
+    def _delete_abandoned_once(self) -> None:
+        with suppress(KazooException):
+            self._delete_abandoned()
 
     def _connect(self, timeout_s: float, security: ZooKeeperSecurity) -> None:
         """Wait for a connection.
@@ -244,6 +277,9 @@ class ZooKeeperStore(CoordinationStore):
             self._lost_sessions += 1
             self._refused = self._refused or self._client.client_state == KeeperState.AUTH_FAILED
         self._stop_giving_up()
+        if state == KazooState.CONNECTED and self._abandoned:
+            # in a thread of its own: this one has to receive the answers
+            threading.Thread(target=self._delete_abandoned_once, name="ratchet-abandoned-nodes", daemon=True).start()
         if state == KazooState.SUSPENDED:
             self._giving_up = threading.Timer(self._give_up_after_s, self._give_up)
             self._giving_up.daemon = True
@@ -428,10 +464,12 @@ class _ZooKeeperLeadership(FencedLeadership):
             return
         self._resigned = True
         try:
-            if self._store._client.client_state in (KeeperState.CONNECTED, KeeperState.CONNECTED_RO):
+            if self._store._client.client_state in _CONNECTED:
                 self._lock.release()
+                return
         except KazooException as error:
             _log.info("zookeeper.resign_failed", node=self._base, reason=type(error).__name__)
+        self._store._abandon(self._lock)
 
     def _send(self, changes: Sequence[Change], fence: bytes, version: int) -> None:
         store = self._store

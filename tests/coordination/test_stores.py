@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState, KeeperState
 
 from framework.coordination.security import ZooKeeperSecurity
 from framework.errors import (
@@ -29,6 +31,10 @@ def elected(store: CoordinationStore, path: str) -> Leadership:
     leadership = store.lead(path, "test", timeout_s=PATIENCE_S)
     assert leadership is not None
     return leadership
+
+
+def unanswered(*_: object) -> None:
+    raise ConnectionLoss
 
 
 class StoreContract:
@@ -132,8 +138,6 @@ class TestZooKeeperStore(StoreContract):
         """C3, both cases: the write was applied and its reply was lost;
         or the write never arrived.
         """
-        from kazoo.exceptions import ConnectionLoss
-
         store = stores[0]
         assert isinstance(store, ZooKeeperStore)
         leadership = elected(store, name)
@@ -153,6 +157,39 @@ class TestZooKeeperStore(StoreContract):
         assert applied == [False, True]
         leadership.apply([Put(f"{name}/x", b"2")])
         assert store.get(f"{name}/x") == b"2"
+
+    @pytest.mark.fault(11)
+    @pytest.mark.parametrize("next_one", [0, 1])
+    def test_a_candidate_that_could_not_delete_its_node_lets_others_and_itself_lead(
+        self, stores: list[CoordinationStore], name: str, monkeypatch: pytest.MonkeyPatch, next_one: int
+    ) -> None:
+        """Its session lasts, so the node would be in the election for ever."""
+        given_up = stores[0]
+        assert isinstance(given_up, ZooKeeperStore)
+        first = elected(stores[1], name)
+        with monkeypatch.context() as patched:
+            patched.setattr(given_up._client, "delete", unanswered)
+            assert given_up.lead(name, "impatient", timeout_s=0.2) is None
+        assert len(given_up.children(f"{name}/leader")) == 2
+        if next_one == 1:  # the one that gave up does not stand again, and is connected again
+            given_up._on_state(KazooState.CONNECTED)
+        first.resign()
+        assert elected(stores[next_one], name).epoch == 2
+
+    @pytest.mark.fault(11)
+    @pytest.mark.parametrize("next_one", [0, 1])
+    def test_a_leader_that_resigns_without_a_connection_lets_others_and_itself_lead(
+        self, stores: list[CoordinationStore], name: str, monkeypatch: pytest.MonkeyPatch, next_one: int
+    ) -> None:
+        store = stores[0]
+        assert isinstance(store, ZooKeeperStore)
+        leadership = elected(store, name)
+        with monkeypatch.context() as patched:
+            patched.setattr(KazooClient, "client_state", KeeperState.CONNECTING)
+            leadership.resign()
+        if next_one == 1:
+            store._on_state(KazooState.CONNECTED)
+        assert elected(stores[next_one], name).epoch == 2
 
     @pytest.mark.fault(11)
     def test_a_lost_session_ends_the_leadership(
