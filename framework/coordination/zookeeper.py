@@ -162,6 +162,16 @@ class ZooKeeperStore(CoordinationStore):
         self._ensure_parents(f"{base}/leader/x")
         self._reading(self._delete_abandoned, base)
         lock = self._client.Lock(f"{base}/leader", identity)
+        leadership = None
+        try:
+            leadership = self._stand(lock, base, timeout_s)
+        finally:
+            if leadership is None:
+                self._abandon(lock)
+        return leadership
+
+    def _stand(self, lock: Any, base: str, timeout_s: float | None) -> Leadership | None:
+        """Wait for the leadership; None if another one still leads when the time is over."""
         lost_before = self._lost_sessions
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -170,23 +180,16 @@ class ZooKeeperStore(CoordinationStore):
                 if lock.acquire(timeout=min(1.0, remaining) if remaining is not None else 1.0):
                     break
             except _LOST_REPLY as error:
-                self._abandon(lock)
                 raise RetryableError(f"ZooKeeper at {self._hosts} went away during the election: {error}") from error
             except LockTimeout:
                 pass
             except KazooException as error:
-                self._abandon(lock)
                 raise self._named(error, base) from error
             if deadline is not None and time.monotonic() >= deadline:
-                self._abandon(lock)
                 return None
         with self._lock:
             self._known.clear()
-        try:
-            epoch, version = self._new_epoch(f"{base}/epoch")
-        except BaseException:
-            self._abandon(lock)
-            raise
+        epoch, version = self._new_epoch(f"{base}/epoch")
         return _ZooKeeperLeadership(self, base, epoch=epoch, version=version, lock=lock, lost_sessions=lost_before)
 
     def is_led(self, path: str) -> bool:
@@ -214,9 +217,9 @@ class ZooKeeperStore(CoordinationStore):
     # --- inside -----------------------------------------------------------------------------------
 
     def _abandon(self, lock: Any) -> None:
-        """Delete the node of a candidate that does not lead, or no longer. kazoo does not say
-        whether it could. What cannot be deleted now, is deleted with the next connection, or before
-        the next election of this store."""
+        """Delete the node of a candidate that does not lead, or no longer: kazoo ignores it when it
+        cannot delete the node. If this fails, too, the next connection or the next election of this
+        store deletes it."""
         with self._lock:
             self._abandoned.add((lock.path, lock.prefix))
         if self._client.client_state in _CONNECTED:

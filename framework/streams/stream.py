@@ -570,10 +570,10 @@ class Stream:
     ) -> Stream:
         """The first row of each key: of one transaction's rows by topic and partition, and in each
         as they arrived. A later row is dropped if its time ``on``, by default the timestamp of its
-        record in the topic, is less than ``within`` after the first. ``late``: how
-        far a row may be behind the newest one of its partition; rows that are later are dropped.
-        ``max_ahead``, ``idle_after``, ``advance_when_idle``: as of ``window``. ``name``: the id,
-        which the state follows."""
+        record in the topic, is less than ``within`` after the first. ``late``: how far a row may be
+        behind the newest one of its partition; rows that are later are dropped. ``max_ahead``,
+        ``idle_after``, ``advance_when_idle``: as of ``window``. ``name``: the id, which the state
+        follows."""
         keys = (key,) if isinstance(key, str) else tuple(key)
         call = called("deduplicate", *keys, **without_none(within=within, on=on, name=name))
         check_names(call, keys, self.schema)
@@ -588,8 +588,7 @@ class Stream:
             name,
             FieldsGrouping(Fields(*keys)),
             parallelism=parallelism,
-            watermarks=self._pipeline.watermarks(call, name, self._node, on=at, bounds=bounds),
-            hidden=frozenset(hidden_of([at, *place])),
+            **self._by_time(call, name, at, bounds, place=place),
         )
 
     def join(
@@ -916,10 +915,13 @@ class Stream:
         check_time(call, on, self.schema)
         return on
 
-    def _by_time(self, call: Call, name: str, on: str, bounds: WatermarkBounds) -> Mapping[str, Any]:
-        """The options of a ``Placed`` of this name that uses event time. Places its watermarks."""
+    def _by_time(
+        self, call: Call, name: str, on: str, bounds: WatermarkBounds, *, place: Sequence[str] = ()
+    ) -> Mapping[str, Any]:
+        """The options of a ``Placed`` of this name that uses event time. Places its watermarks.
+        ``place``: the columns that name a row's partition, if it takes them."""
         watermarks = self._pipeline.watermarks(call, name, self._node, on=on, bounds=bounds)
-        return {"watermarks": watermarks, "hidden": frozenset(hidden_of([on]))}
+        return {"watermarks": watermarks, "hidden": frozenset(hidden_of([on, *place]))}
 
     def _placed(
         self,

@@ -133,15 +133,13 @@ class Grouped:
         steps = stream._pipeline.stateful_steps(call)
         place = stream._pipeline.place_of(stream._node) or ()
         bolt = stream._bolt(call, lambda: steps.timers(name, kind, key=key, on=at, output=output, partition=place))
-        watermarks = stream._pipeline.watermarks(call, name, stream._node, on=at, bounds=bounds)
         return stream._placed(
             call,
             bolt,
             name,
             FieldsGrouping(Fields(*key)),
             parallelism=parallelism,
-            watermarks=watermarks,
-            hidden=frozenset(hidden_of([at, *place])),
+            **stream._by_time(call, name, at, bounds, place=place),
         )
 
 
