@@ -59,8 +59,8 @@ def executor(request: pytest.FixtureRequest, spark: str, tmp_path: Path) -> Iter
 
 
 def persisted(context: SparkContext) -> set[int]:
-    """What is persisted in a context, which tests share. Spark drops what nobody refers to at any
-    moment."""
+    """The ids of the persisted RDDs of a context, which tests share. Spark may drop at any moment
+    those that nobody refers to."""
     return set(context._jsc.getPersistentRDDs())
 
 

@@ -1,4 +1,4 @@
-"""What a test logs itself, without the lines of threads that an earlier test has left behind."""
+"""Captures what a test logs itself, without the lines of threads that earlier tests have left."""
 
 from __future__ import annotations
 

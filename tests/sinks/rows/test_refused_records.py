@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import structlog
 
-from framework import Fields, TransactionalTopologyBuilder, submit
+from framework import Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore, term_loop
 from framework.transactions.documents import read_history
@@ -84,6 +84,21 @@ def test_changes_that_a_database_refuses_with_values_of_an_earlier_row_are_found
     assert verify(topology, store).right
 
 
+def mirrored(
+    database: Database, given: dict[int, list[Any]], take: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Topology, MemoryStore]:
+    """Run a mirror of these change records to their end, with any time for searches."""
+    fields = Fields.of({"key": pa.binary(), "value": pa.binary()})
+    spout = OpaqueMemoryTransactionalSpout(given, fields, take, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("mirrored", "spout", spout)
+    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).global_grouping("spout")
+    topology, store = builder.build(), MemoryStore()
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+    with submit(topology, {"topology.message.timeout.secs": 10_000}, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    return topology, store
+
+
 @pytest.mark.parametrize("by", ["mirror", "database"])
 def test_changes_that_a_mirror_refuses_in_the_commit_are_found_before_the_next_one(
     database: Database, by: str, monkeypatch: pytest.MonkeyPatch
@@ -100,15 +115,8 @@ def test_changes_that_a_mirror_refuses_in_the_commit_are_found_before_the_next_o
 
     if by == "database":
         database.run("CREATE TABLE people (id bigint PRIMARY KEY, name text, _txid bigint, CHECK (name <> 'bad'))")
-    fields = Fields.of({"key": pa.binary(), "value": pa.binary()})
     given = {0: [change(number) for number in range(40)], 1: [change(number) for number in range(40, 80)]}
-    spout = OpaqueMemoryTransactionalSpout(given, fields, 20, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("mirrored", "spout", spout)
-    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).global_grouping("spout")
-    topology, store = builder.build(), MemoryStore()
-    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
-    with submit(topology, {"topology.message.timeout.secs": 10_000}, store, "local") as run:
-        run.wait_until_caught_up(PATIENCE_S)
+    topology, store = mirrored(database, given, 20, monkeypatch)
     assert {row[0] for row in database.rows("people", "id")} == {*range(80)} - bad
     # the first is refused in the commit and rolled back, the next one finds the records
     assert [len(each.attempts) for each in read_history(store, topology.id)] == [1, 4]
@@ -125,14 +133,7 @@ def test_the_first_change_of_a_table_decides_its_form_also_if_probes_create_the_
     bad = [list(change_record("people", wrong, "c", {"id": n, "name": n})) for n in (100, 101)]
     late = [list(change_record("others", kinds, "c", {"id": 200, "name": "w"}))]
     given = {0: [*first[:10], bad[0], *first[10:], *others], 1: [bad[1], *late]}
-    fields = Fields.of({"key": pa.binary(), "value": pa.binary()})
-    spout = OpaqueMemoryTransactionalSpout(given, fields, 50, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("mirrored", "spout", spout)
-    builder.set_bolt("mirror", Mirror(database.table, DebeziumChanges())).global_grouping("spout")
-    topology, store = builder.build(), MemoryStore()
-    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
-    with submit(topology, {"topology.message.timeout.secs": 10_000}, store, "local") as run:
-        run.wait_until_caught_up(PATIENCE_S)
+    topology, store = mirrored(database, given, 50, monkeypatch)
     assert {row[0] for row in database.rows("people", "id")} == {*range(20)}
     assert {row[0] for row in database.rows("others", "id")} == {*range(10)}
     assert set(refused(store, topology.id)) == {("0", 10), ("1", 0), ("1", 1)}
