@@ -5,7 +5,8 @@ The graph splits once:
 * processing phase: the spout and every bolt that is not downstream of a committer; of the
   first-level committers, ``execute()``
 * commit phase: ``finish_batch()`` of the first-level committers, and every component downstream of
-  one, as a whole
+  one, as a whole; committers that write for good, and what is downstream of them, come after all
+  others (ADR 134)
 
 Inside a phase, components joined by an edge that moves no rows between tasks are fused into one
 *segment*. Rows that the spout shuffles to the same number of tasks stay in their task if the
@@ -218,6 +219,17 @@ class ExecutionPlan:
                 return levels[segment.level].partition_of(segment, target_task), True
         return self.onward(phase, level, partition), False
 
+    def commits_at(self, component_id: str) -> int:
+        """The level of the commit phase at which a committer of the processing phase commits."""
+        return self.segment_of[(Phase.COMMIT, component_id)].level
+
+    def next_partition_of_state(self, component_id: str, task: int, level: int, partition: int) -> int:
+        """As ``next_partition``, for the state of a committer in the commit phase."""
+        segment = self.segment_of[(Phase.COMMIT, component_id)]
+        if segment.level == level + 1:
+            return self.commit[segment.level].partition_of(segment, task)
+        return self.onward(Phase.COMMIT, level, partition)
+
     def input_names(self, component_id: str) -> list[str]:
         return [edge.input_name for edge in self.edges if edge.target == component_id]
 
@@ -320,11 +332,13 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
         if any(each.committer for each in upstream_of(topology, component.id)):
             below.add(component.id)
     roots = tuple(each.id for each in topology.components if each.committer and each.id not in below)
+    last = topology.committed_last()
     processing_ids = [each.id for each in topology.components if each.id not in below]
     commit_ids = [*roots, *(each.id for each in topology.components if each.id in below)]
+    commit_ids.sort(key=last.__contains__)
 
     processing, processing_frames = _fuse(topology, Phase.PROCESSING, processing_ids, frozenset(), spread)
-    commit, commit_frames = _fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots), frozenset())
+    commit, commit_frames = _fuse(topology, Phase.COMMIT, commit_ids, frozenset(roots), frozenset(), last=last)
     segments, frames = {**processing, **commit}, {**processing_frames, **commit_frames}
     edges: list[Edge] = []
     for component in topology.components:
@@ -411,21 +425,31 @@ def _task_component(topology: Graph, component: Component, due_inputs: frozenset
 
 
 def _fuse(
-    topology: Graph, phase: Phase, ids: Sequence[str], starts: frozenset[str], spread: frozenset[str]
+    topology: Graph,
+    phase: Phase,
+    ids: Sequence[str],
+    starts: frozenset[str],
+    spread: frozenset[str],
+    *,
+    last: frozenset[str] = frozenset(),
 ) -> tuple[dict[tuple[Phase, str], Segment], dict[tuple[Phase, str], Segment]]:
     """Return the segments of one phase, and the segments that emit for DataFrame bolts.
 
     ``starts``: components that begin a segment of their own, whatever their input. Shuffled rows of
     the components in ``spread`` may stay in their task. No component is fused with a DataFrame
-    bolt, which collects its input on one level and emits on the next.
+    bolt, which collects its input on one level and emits on the next. ``last``: those at the end of
+    ``ids`` whose levels come after all levels of the others.
     """
     members: list[list[str]] = []
     stage_of: dict[str, int] = {}
     level: list[int] = []
+    first_of_last: int | None = None
     gathering: dict[str, int] = {}
     for component_id in ids:
         component = topology[component_id]
         frame = isinstance(component.instance, DataFrameBolt)
+        if component_id in last and first_of_last is None:
+            first_of_last = max(level, default=-1) + 1
         sources = [] if component_id in starts else list(component.subscriptions)
         sources_stages = {stage_of.get(sub.component_id, -1) for sub in sources}
         local = all(
@@ -434,7 +458,9 @@ def _fuse(
             for sub in sources
         )
         below_frame = any(sub.component_id in gathering for sub in sources)
-        if len(sources_stages) == 1 and -1 not in sources_stages and local and not frame and not below_frame:
+        below_others = component_id in last and not all(sub.component_id in last for sub in sources)
+        apart = frame or below_frame or below_others
+        if len(sources_stages) == 1 and -1 not in sources_stages and local and not apart:
             stage_of[component_id] = sources_stages.pop()
             members[stage_of[component_id]].append(component_id)
             continue
@@ -443,7 +469,8 @@ def _fuse(
         inside = [level[stage_of[sub.component_id]] + 1 for sub in sources if sub.component_id in stage_of]
         # Level 0 of the commit phase receives the rows from the processing phase; components read
         # them from level 1 on.
-        level.append(max(inside, default=0 if component_id in starts or not sources else 1))
+        own = max(inside, default=0 if component_id in starts or not sources else 1)
+        level.append(max(own, first_of_last or 0))
         if frame:
             gathering[component_id] = stage_of[component_id]
             stage_of[component_id] = len(members)

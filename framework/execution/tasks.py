@@ -496,11 +496,17 @@ class _LevelTask:
             if isinstance(record, Piece):
                 self.outbox.put(record._replace(payload=self.packed(record.payload)))
             else:
-                self.outbox.records.append((self.onward(), record))
-        if arrived.begins_commit:
+                self.outbox.records.append((self._onward_of(record), record))
+        if arrived.begins_commit or arrived.states:
             self._run_committers(arrived)
         else:
             self._run_slot(arrived)
+
+    def _onward_of(self, record: Record) -> int:
+        if isinstance(record, CommitterState) and self.phase is Phase.COMMIT:
+            plan = self.topology.plan
+            return plan.next_partition_of_state(record.component_id, record.task, self.level, self.partition)
+        return self.onward()
 
     def _run_committers(self, arrived: _Arrived) -> None:
         """Run the committers whose states this task got."""
@@ -519,6 +525,8 @@ class _LevelTask:
         self.report.name = f"{'+'.join(segment.components)} {index} of {segment.parallelism}"
         first = segment.components[0]
         frame = plan.frame_outputs.get((self.phase, first))
+        if self.phase is Phase.COMMIT and first in plan.commit_roots:
+            raise _UserCodeFailed(_without_state(first, index))
         if frame is None:
             self.run_segment(segment, index, arrived.seed, arrived.pieces, None)
         elif frame == segment:
@@ -629,7 +637,7 @@ class _Arrived:
             case FrameRows():
                 raise InvariantViolation(f"rows for {record.component_id!r} went past Spark SQL")
             case CommitterState():
-                (self.states if self.begins_commit else self.passing).append(record)
+                (self.states if self._commits_here(record) else self.passing).append(record)
             case Piece():
                 (self.pieces if self._is_for_this_level(record) else self.passing).append(
                     self._in_memory_or_file(record)
@@ -650,6 +658,9 @@ class _Arrived:
             for piece in self.pieces
             if piece.target_task == state.task and edges[piece.edge].source == state.component_id
         ]
+
+    def _commits_here(self, state: CommitterState) -> bool:
+        return self._phase is Phase.COMMIT and self._plan.commits_at(state.component_id) == self._level
 
     def _is_for_this_level(self, piece: Piece) -> bool:
         edge = self._plan.edges[piece.edge]
@@ -739,6 +750,10 @@ def arrival(piece: Piece) -> tuple[int, int, int]:
     """Sort key of pieces: rows are ordered by their senders, whatever the order in which the
     shuffle delivered them (C11)."""
     return piece.edge, piece.source_task, piece.sequence
+
+
+def _without_state(component_id: str, task: int) -> TaskFailure:
+    return TaskFailure(FailureKind.ERROR, "exchange", task, f"task {task} of {component_id!r} got no state to commit")
 
 
 def _upstream_failure(controls: list[Control]) -> TaskFailure | None:

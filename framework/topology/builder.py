@@ -72,7 +72,6 @@ class Topology(Graph):
             bolt = each.instance
             if self.at_least_once or not each.committer or not isinstance(bolt, Bolt):
                 continue
-            undoes = all(state.can_undo for state in each.states) if each.states else bolt.can_undo
             merges = type(bolt).combiner is not Bolt.combiner  # the rows depend on the layout
             of_tasks = any(isinstance(sub.grouping, (AllGrouping, DirectGrouping)) for sub in each.subscriptions)
             # A committer emits in the commit phase. Every spout replays the same batch.
@@ -80,7 +79,7 @@ class Topology(Graph):
                 above.committer or not (_is_deterministic(above) or above.id == self.spout.id)
                 for above in upstream_of(self, each.id)
             )
-            if not (undoes or merges or of_tasks or differ):
+            if not (each.can_undo or merges or of_tasks or differ):
                 found[each.id] = [edge_label(sub.component_id, sub.stream, each.id) for sub in each.subscriptions]
         return found
 
@@ -94,6 +93,17 @@ class Topology(Graph):
             if isinstance(component.instance, Bolt) and not component.instance.can_undo:
                 found.append(f"bolt {component.id!r}")
         return found
+
+    def commits_first(self) -> frozenset[str]:
+        """The components of which none has run its commit phase after one that writes for good. If
+        one of them fails, the attempt has written nothing that cannot be undone."""
+        return frozenset(self.parallelisms()) - self.committed_last()
+
+    def refuses_whole(self) -> frozenset[str]:
+        """The only committer that writes for good, if it has written nothing when it refuses a
+        value; otherwise empty."""
+        for_good = [each for each in self.components if each.writes_for_good]
+        return frozenset(each.id for each in for_good if len(for_good) == 1 and each.refuses_whole)
 
     def skips_replays(self) -> list[str]:
         """The components that are right only if a replayed batch is the same batch (C5, C11): those

@@ -80,6 +80,24 @@ class Component:
     def states(self) -> tuple[FencedState, ...]:
         return tuple(self.instance.states()) if isinstance(self.instance, Bolt) else ()
 
+    @property
+    def can_undo(self) -> bool:
+        """Whether a roll-back undoes all that this committer writes (C8)."""
+        bolt = self.instance
+        return all(state.can_undo for state in self.states) if self.states else isinstance(bolt, Bolt) and bolt.can_undo
+
+    @property
+    def writes_for_good(self) -> bool:
+        """Whether the tasks of this committer write what cannot be undone. Data of a state that
+        ``publishes`` is not in use before all tasks have ended."""
+        publishes = bool(self.states) and all(state.can_undo or state.publishes for state in self.states)
+        return self.committer and not self.can_undo and not publishes
+
+    @property
+    def refuses_whole(self) -> bool:
+        """Whether this committer has written nothing of a transaction if it refuses a value."""
+        return self.parallelism == 1 and bool(self.states) and all(state.refuses_whole for state in self.states)
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -98,6 +116,16 @@ class Graph:
     def parallelisms(self) -> dict[str, int]:
         """Component id -> number of tasks."""
         return {each.id: each.parallelism for each in self.components}
+
+    def committed_last(self) -> frozenset[str]:
+        """The components that commit after all others: the committers that write for good, and what
+        is downstream of one."""
+        for_good = {each.id for each in self.components if each.writes_for_good}
+        return frozenset(
+            each.id
+            for each in self.components
+            if each.id in for_good or any(above.id in for_good for above in upstream_of(self, each.id))
+        )
 
     def shape(self) -> dict[str, list[dict[str, Any]]]:
         """Components and the edges between them, JSON-able, for drawing."""

@@ -40,6 +40,8 @@ from framework.topology.fencing import PURGE_EVERY, ROLLED_BACK, FencedState, He
 from framework.transactions.plans import plan_digest
 
 TAKE_OVER_TRIES = 1_000
+#: The component of a failure before any task has begun to commit. No component has this id.
+RAISING = "commit (raise)"
 #: The digest of the empty plan. A document with it means that the positions were forgotten.
 FORGOTTEN = plan_digest({})
 
@@ -232,7 +234,9 @@ class CommitPhase:
     def _commit_steps(self, attempt: AttemptHeader, *, replay: bool) -> Steps[PhaseResult]:
         if self._takes_one_step(attempt, replay=replay):
             return (yield from self._one_step(attempt))
-        yield from self._raise_all(attempt)
+        raised = yield from self._guarded(self._raise_steps(attempt), RAISING)
+        if raised.failure is not None:
+            return raised
         result: PhaseResult = yield partial(self._executor.commit, attempt)
         if result.failure is not None:
             return result
@@ -272,19 +276,24 @@ class CommitPhase:
             yield partial(self._mark_rolled_back, index, attempt)
         return PhaseResult()
 
+    def _raise_steps(self, attempt: AttemptHeader) -> Steps[PhaseResult]:
+        yield from self._raise_all(attempt)
+        return PhaseResult()
+
     def _raise_all(self, attempt: AttemptHeader) -> Iterator[Step]:
         for index in range(len(self._states)):
             yield partial(self._raise, index, attempt)
 
-    def _guarded(self, steps: Steps[PhaseResult]) -> Steps[PhaseResult]:
+    def _guarded(self, steps: Steps[PhaseResult], component_id: str = "commit") -> Steps[PhaseResult]:
+        """``component_id``: of the failure."""
         try:
             return (yield from steps)
         except StaleWriterError as error:
             if error.epoch is not None and error.epoch > self._epoch:
                 raise
-            return PhaseResult(TaskFailure.of(error, "commit", 0))
+            return PhaseResult(TaskFailure.of(error, component_id, 0))
         except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
-            return PhaseResult(TaskFailure.of(error, "commit", 0))
+            return PhaseResult(TaskFailure.of(error, component_id, 0))
 
     def close_fence(self, attempt: AttemptHeader) -> None:
         """Fence off a dead attempt, so that late writes of its tasks are refused: raise the headers

@@ -48,7 +48,7 @@ emitting are one step.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -317,6 +317,8 @@ class _Transaction:
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False
+    is_final: bool = False  # what cannot be undone may be written
+    was_final: bool = False  # the same, before the present commit began
     rows: Mapping[str, int] = field(default_factory=dict)
     opened_rows: Mapping[str, int] = field(default_factory=dict)
     searched: Searched | None = None
@@ -344,12 +346,14 @@ class Coordinator:
 
     * ``skips_lost_data``: the source can continue after lost data. Then an opaque batch whose range
       is lost is planned again; otherwise lost data ends the run.
-    * ``may_replan``: every state can undo as well. Then a batch that was opened is rolled back
-      first and planned again too (C7, C8).
     * ``records_open``: a committer has no header, so the opening of each commit is persisted (C24).
     * ``narrowing``: removes records whose values are refused from plans; None: such a value ends
       the run.
-    * ``can_undo``: every state can undo, so narrowing works after the commit was opened, too.
+    * ``can_undo``: every state can undo. Then a batch that was opened is rolled back first, and
+      narrowed or planned again, too (C7, C8).
+    * ``commits_first``: if one of these components fails in the commit, the attempt has written
+      nothing that cannot be undone. ``refuses_whole``: the same if one of these refuses a value.
+      As long as no attempt may have written such things, a batch counts as one that can be undone.
     * ``tries_writes``: committer -> the committers that try their writes in the processing phase
       after its store has refused a value in the commit.
     * ``tries_in_order``: those of them that also try after a refusal in the processing phase for
@@ -367,10 +371,11 @@ class Coordinator:
         timeout_ms: int = 30_000,
         max_attempts: int = 5,
         skips_lost_data: bool = True,
-        may_replan: bool = False,
         records_open: bool = False,
         narrowing: Narrowing | None = None,
         can_undo: bool = False,
+        commits_first: Collection[str] = (),
+        refuses_whole: Collection[str] = (),
         pins_errors: bool = False,
         tries_writes: Mapping[str, frozenset[str]] = MappingProxyType({}),
         tries_in_order: frozenset[str] = frozenset(),
@@ -381,10 +386,9 @@ class Coordinator:
         self._timeout_ms = timeout_ms
         self._max_attempts = max_attempts
         self._skips_lost_data = skips_lost_data
-        self._may_replan = may_replan
         self._records_open = records_open
         self._narrowing = narrowing
-        self._can_undo = can_undo
+        self._can_undo, self._commits_first, self._refuses_whole = can_undo, commits_first, refuses_whole
         self._pins_errors = pins_errors
         self._tries_writes, self._tries_in_order = tries_writes, tries_in_order
         # a batch with a refused value; the next batches are parts of it
@@ -415,7 +419,7 @@ class Coordinator:
                 return
             rows = recovered.opened_rows if opened else {}
             self._active[txid] = _Transaction(
-                txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened, opened_rows=rows
+                txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened, is_final=opened, opened_rows=rows
             )
             txid += 1
 
@@ -508,6 +512,8 @@ class Coordinator:
         if transaction is None:
             return []
         if event.failure is not None:
+            if self._fails_before_final(event.failure):
+                transaction.is_final = transaction.was_final
             return self._fail(event.txid, event.failure, now_ms)
         if event.txid != self.currtx:
             raise InvariantViolation(f"invariant 1: txid {event.txid} committed while {self.currtx} was due")
@@ -522,6 +528,11 @@ class Coordinator:
         if self._stopping:
             return self._stop_now(None)
         return self._close() if self._active or not transaction.is_short else []
+
+    def _fails_before_final(self, failure: TaskFailure) -> bool:
+        """Whether a commit that failed so has written nothing that cannot be undone."""
+        refused_whole = failure.kind is FailureKind.BAD_RECORD and failure.component_id in self._refuses_whole
+        return refused_whole or failure.component_id in self._commits_first
 
     def _close(self) -> list[Command]:
         """Close the committed transaction by a write of its own."""
@@ -643,11 +654,11 @@ class Coordinator:
         rolling_back = transaction.phase is TransactionPhase.ROLLING_BACK
         if self._narrowing is None or rolling_back or not self._narrowing.applies(transaction.plan, failure):
             return failure
-        if transaction.opened and not self._can_undo:
+        if transaction.opened and not self._undoes(transaction):
             return replace(
                 failure,
-                message=f"{failure.message}; the commit of txid {transaction.txid} was opened with this record, and it can be "
-                "taken out only if every sink can undo",
+                message=f"{failure.message}; the commit of txid {transaction.txid} was opened with this record, and may have "
+                "written to a sink that cannot undo",
             )
         searched, transaction.searched = transaction.searched, None
         if searched is None and self._may_try(transaction, failure):
@@ -671,6 +682,10 @@ class Coordinator:
             transaction.turn_to(plan)
         return None
 
+    def _undoes(self, transaction: _Transaction) -> bool:
+        """Whether a roll-back undoes all that attempts at the transaction may have written."""
+        return self._can_undo or not transaction.is_final
+
     def _may_try(self, transaction: _Transaction, failure: TaskFailure) -> bool:
         """Whether the next attempt may find, in its processing phase, the values that this attempt
         has refused. All earlier transactions must be committed."""
@@ -688,11 +703,12 @@ class Coordinator:
             return replace(failure, message=f"{failure.message}; an idempotent batch can only be replayed as it was")
         if not transaction.opened:
             return None if self._skips_lost_data else failure
-        if not self._may_replan:
+        if not self._skips_lost_data or not self._undoes(transaction):
             return replace(
                 failure,
                 message=f"{failure.message}; the commit of txid {transaction.txid} was opened with this plan, and it may be "
-                "rolled back and planned anew only if the spout has on_data_loss='skip' and every sink can undo",
+                "rolled back and planned anew only if the spout has on_data_loss='skip' and no sink that cannot undo may have "
+                "written",
             )
         transaction.lost = True
         return None
@@ -713,6 +729,7 @@ class Coordinator:
                 return self._stop_now(differs)
             replay = first.opened
             first.opened, first.opened_rows = True, first.rows
+            first.was_final, first.is_final = first.is_final, True
             self._move(first, TransactionPhase.COMMITTING, now_ms)
             opens = OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))
             rows = OpenedRows(opens.txid, opens.plan_digest, first.rows) if first.rows else None

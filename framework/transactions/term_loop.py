@@ -31,6 +31,7 @@ from framework.topology.builder import Topology
 from framework.topology.fencing import Header
 from framework.topology.graph import upstream_of
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
+from framework.transactions.commit import RAISING
 from framework.transactions.commit_pace import CommitPace
 from framework.transactions.coordinator import (
     READ,
@@ -134,10 +135,11 @@ class Term:
             timeout_ms=int(config.message_timeout_secs * 1000),
             max_attempts=config.max_attempts,
             skips_lost_data=planner.skips_lost_data,
-            may_replan=planner.skips_lost_data and not topology.irreversible(),
             records_open=bool(topology.headerless()),
             narrowing=self._narrowing,
             can_undo=not topology.irreversible(),
+            commits_first=topology.commits_first() | {RAISING},
+            refuses_whole=topology.refuses_whole(),
             pins_errors=config.bad_record_errors,
             tries_writes=self._tries_writes,
             tries_in_order=self._tries_in_order,

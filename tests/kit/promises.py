@@ -93,7 +93,7 @@ RULES: dict[str, str] = {
     "C5": "After a replay, rows that only a dead attempt wrote are restored; states that skip require deterministic components.",
     "C6": "Rows store their previous value, and also a skipped update reports it, so that components below can redo their work.",
     "C7": "An opened batch is planned again only when its records are permanently lost, and after every state was rolled back.",
-    "C8": "When an opened batch has lost its records and a sink cannot undo, the topology stops.",
+    "C8": "When an opened batch has lost its records and a sink that cannot undo may have written, the topology stops.",
     "C9": "A batch is planned from the end of the current plan of the batch before it.",
     "C10": "Spark repeats no task within an attempt; if it does, the repeated task fails.",
     "C11": "In a replay, commit tasks write the same parts of a batch to Kafka, and recognise each written part by its marker.",

@@ -21,8 +21,6 @@ import pytest
 from framework import (
     ArrowBolt,
     BaseBasicBolt,
-    BaseBatchBolt,
-    Committer,
     DataFrameBolt,
     Fields,
     Topology,
@@ -450,40 +448,6 @@ def test_undo_reads_a_refused_record_again(tmp_path: Path, kind: type[MapState])
     caught_up(corrected, store)
     assert counts(tmp_path) == {"a": (2, 2), "x": (1, 1)} | ({"bad": (1, 1)} if kind is OpaqueMapState else {})
     assert verify(corrected, store).right
-
-
-class Outside(BaseBatchBolt, Committer):
-    """Writes where nothing can be taken back."""
-
-    deterministic = True
-
-    def execute(self, tup: Any) -> None: ...
-
-    def finish_batch(self) -> None: ...
-
-
-@pytest.mark.parametrize("where", ["bolt", "sink"])
-def test_a_sink_that_cannot_undo_stops_the_topology_once_the_commit_is_open(tmp_path: Path, where: str) -> None:
-    rows = [*words(30), ["bad", 1] if where == "bolt" else ["w1", HUGE]]
-    builder = TransactionalTopologyBuilder("refusing", "spout", built(tmp_path, rows, take=3).spout.instance)
-    builder.set_bolt("picky", Picky()).shuffle_grouping("spout")
-    counting = StateCommitter(
-        OpaqueMapState(SqliteBackend(tmp_path / "x.db", "words")), ["word"], {"count": Count(), "total": Sum("n")}
-    )
-    builder.set_bolt("words", counting).global_grouping("picky")
-    builder.set_bolt("outside", Outside()).global_grouping("picky")
-    with submit(builder.build(), {}, MemoryStore(), "local") as run:
-        if where == "bolt":
-            run.wait_until_caught_up(PATIENCE_S)
-            assert counts(tmp_path) == expected(rows[:-1])
-        else:
-            cannot = pytest.raises(
-                BadRecordError, match="cannot be stored.*can be taken out only if every sink can undo"
-            )
-            with cannot as failed:
-                run.wait_until_caught_up(PATIENCE_S)
-            assert isinstance(failed.value, TopologyFailed)
-            assert "on_bad_record" not in "\n".join(failed.value.lines())  # it is set already
 
 
 @pytest.mark.parametrize("kind", KINDS)

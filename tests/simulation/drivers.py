@@ -51,6 +51,7 @@ from framework.transactions.coordinator import (
     RolledBack,
     StopRequested,
     Tick,
+    TransactionPhase,
 )
 from framework.transactions.document_writer import TopologyDocuments
 from framework.transactions.plans import Plan
@@ -176,7 +177,7 @@ class SimExecutor:
             return PhaseResult()
         world.oracle.processed(header, result)
         self.kept[header] = result
-        if refused:
+        if refused and not (world.shape.moves and world.chance.random() < 0.3):
             # Which sink says so, and which task, is as random as anything else there.
             sinks = self._sinks()
             sink = sinks[int(world.chance.random() * len(sinks))]
@@ -219,35 +220,54 @@ class SimExecutor:
 
     @waits
     def commit(self, header: AttemptHeader) -> Any:
-        """Start the commit tasks.
+        """Start the commit tasks; when those of the states have ended well, those to Kafka.
 
         The answer comes when all have ended, or at the first failure; the others go on then.
         """
         result = self.kept.get(header)
+        self.world.unanswered.add((header.txid, header.attempt_id))
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
         shape, parts, life = self.world.shape, self.topology.parallelisms(), self.world.kafka.life
         sinks = self._sinks()
         topic_tasks = parts.get(TOPIC, 0)
         tasks = 1 if shape.one_step else TASKS
-        waiting = len(sinks) * tasks + topic_tasks + self.keeps_letters
+        first = [
+            partial(self._task, header, sink, task, self.share(result[sink], task, tasks))
+            for sink in sinks
+            for task in range(tasks)
+        ]
+        last = [
+            partial(self._topic_task, header, task, self.share(result[shape.states], task, topic_tasks), life)
+            for task in range(topic_tasks)
+        ]
+        if self.keeps_letters:
+            last.append(partial(self._letters_task, header, result[-1], life))
         later = self.committing[header] = Later()
 
-        def ended(failure: TaskFailure | None) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if failure is not None or waiting == 0:
-                later.answer(PhaseResult(failure))
+        def run(tasks: list[Callable[[], Steps[Any]]], then: Callable[[], None]) -> None:
+            waiting = len(tasks)
 
-        for sink in sinks:
-            for task in range(tasks):
-                mine = self.share(result[sink], task, tasks)
-                self._start(partial(self._task, header, sink, task, mine), ended)
-        for task in range(topic_tasks):
-            mine = self.share(result[shape.states], task, topic_tasks)
-            self._start(partial(self._topic_task, header, task, mine, life), ended)
-        if self.keeps_letters:
-            self._start(partial(self._letters_task, header, result[-1], life), ended)
+            def ended(failure: TaskFailure | None) -> None:
+                nonlocal waiting
+                waiting -= 1
+                if failure is not None:
+                    later.answer(PhaseResult(failure))
+                    waiting = -1
+                elif waiting == 0:
+                    then()
+
+            for each in tasks:
+                self._start(each, ended)
+            if not tasks:
+                then()
+
+        def write_for_good() -> None:
+            if last:
+                self.world.final.add(header.txid)
+            run(last, lambda: later.answer(PhaseResult()))
+
+        run(first, write_for_good)
         return later
 
     def cancel(self, header: AttemptHeader) -> None:
@@ -754,6 +774,10 @@ class WatchedDriver(Driver):
             if not isinstance(event, Tick):
                 self._owner.world.note(lambda: f"{self._owner.name} {event}"[:200])
             if not _is_late(event, coordinator):
+                if isinstance(event, Committed):
+                    committing = event.attempt_id, TransactionPhase.COMMITTING
+                    if coordinator.in_flight().get(event.txid) == committing:
+                        self._owner.world.unanswered.discard((event.txid, event.attempt_id))
                 return handle(event, now_ms)
             due = handle(Tick(), now_ms)
             commands = handle(event, now_ms)
@@ -931,23 +955,30 @@ class SimDriver:
         if self.world.oracle.may_stop(failure.message):
             self.world.stop(str(failure))
             return
-        if failure.kind is FailureKind.BAD_RECORD and self._cannot_take_out(failure):
+        refused, lost = failure.kind is FailureKind.BAD_RECORD, failure.kind is FailureKind.DATA_LOSS
+        if (refused and self._cannot_take_out(failure)) or (lost and self._cannot_replan(failure)):
             self.world.stop(str(failure))
             return
-        if failure.kind is not FailureKind.DATA_LOSS or not self.topology.irreversible():
-            raise Violation(f"the topology stops: {failure}")
-        if "was opened with this plan" not in failure.message or not self.world.opened_range_is_lost():
-            raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
-        self.world.stop(str(failure))
+        raise Violation(f"C8: the topology stops, and could have gone on: {failure}")
 
     def _cannot_take_out(self, failure: TaskFailure) -> bool:
-        """Whether a refused value had to stop the topology: its commit was opened, and a sink
-        cannot undo (C8).
+        """Whether a refused value had to stop the topology: its commit was opened, and a sink that
+        cannot undo may have written (C8).
         """
-        world = self.world
-        opened = world.is_open(world.store.currtx()) or bool(world.restored)
-        named = "can be taken out only if every sink can undo" in failure.message
-        return named and opened and bool(self.topology.irreversible())
+        opened = self.world.is_open(self.world.store.currtx()) or bool(self.world.restored)
+        return "may have written to a sink that cannot undo" in failure.message and opened and self._may_be_final()
+
+    def _cannot_replan(self, failure: TaskFailure) -> bool:
+        """The same for a range that is lost."""
+        named = "was opened with this plan" in failure.message
+        return named and self.world.opened_range_is_lost() and self._may_be_final()
+
+    def _may_be_final(self) -> bool:
+        """Whether a sink that cannot undo may have written rows of the next transaction."""
+        world, txid = self.world, self.world.store.currtx()
+        unknown = txid in {each for each, _ in world.unanswered} or len(world.oracle.opened_by[txid]) > 1
+        may_be_final = txid in world.final or unknown or bool(world.restored)
+        return bool(self.topology.irreversible()) and may_be_final
 
 
 class ResetTool:

@@ -96,14 +96,13 @@ class LettersWorld(World):
         losses = chance.choice((0, 0, 0, 1)) if shape.opaque else 0
         self.shape = replace(
             shape,
-            **dict.fromkeys(("moody", "deletes", "renames", "large", "one_step"), False),
+            **dict.fromkeys(("moody", "deletes", "renames", "large", "one_step", "moves"), False),
             **dict.fromkeys(("merges", "joins", "back"), ""),
             **dict.fromkeys(("topic_tasks", "interval_ms"), 0),
             states=chance.choice((1, 1, 2)),
             letters=self.keeper == "topic",
             losses=losses,
-            # a sink that refuses stops a topology with a topic, mostly
-            refuses=chance.choice(("", "bolt", "sink") if self.keeper == "table" else (*("", "bolt") * 4, "sink")),
+            refuses=chance.choice(("", "bolt", "sink")),
         )
         self.names = (*self.shape.names, *[LETTERS] * (self.keeper == "table"))
         self.joined, self.version, self.next_id = True, 0, 0

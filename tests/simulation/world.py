@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -111,6 +111,7 @@ class Shape:
     interval_ms: int  # from one plan to the next; 0: none
     rate: int  # records per second; 0: no limit
     room: int  # the most records of a batch that a bolt takes; 0: no limit
+    moves: bool  # a sink that refuses a value takes it now and then
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,6 +168,7 @@ class Shape:
             chance.choice((0, 0, 0, 40)),
             # of its own: no other choice depends on it
             random.Random(f"room {chance.getstate()[1][:4]}").choice((0,) * 6 + (1, 2)),
+            random.Random(f"moves {chance.getstate()[1][:4]}").random() < 0.3,
         )
 
 
@@ -198,6 +200,8 @@ class World:
         self.kafka = SimKafka(self)
         self.spout.large = self.shape.large
         self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
+        self.final: set[int] = set()  # the transactions whose tasks may have written to Kafka
+        self.unanswered: set[tuple[int, int]] = set()  # attempts whose driver does not know how the commit ended
         self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of the states it has written to
         self.oracle = Oracle(self)
         self.finished = False
@@ -753,6 +757,8 @@ class Oracle:
     behind: set[int] = field(default_factory=set)
     committed_by: int | None = None  # the attempt that was committed last; None when it is not known
     must_stop: str = ""
+    #: txid -> the epochs that opened its commit.
+    opened_by: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     # --- what drivers do --------------------------------------------------------------------------
 
@@ -791,9 +797,11 @@ class Oracle:
         world = self.world
         for partition, meta in plan.items():
             for offset, (record,) in world.in_range(partition, meta):
-                if (offset in meta.get(LEFT_OUT, ())) is not world.is_refused(record):
+                left_out = offset in meta.get(LEFT_OUT, ())
+                may_stay = world.shape.moves and world.shape.refuses == "sink"
+                if left_out is not world.is_refused(record) and (left_out or not may_stay):
                     raise Violation(f"C51: {txid} is closed with {partition}: {meta}, and {record} is the wrong one")
-                if world.is_refused(record) and REASON not in meta.get(REFUSED, {}).get(str(offset), ""):
+                if left_out and world.is_refused(record) and REASON not in meta.get(REFUSED, {}).get(str(offset), ""):
                     raise Violation(f"C51: {txid} leaves {record} out without its reason: {meta}")
 
     # --- what the store sees ----------------------------------------------------------------------
@@ -805,6 +813,8 @@ class Oracle:
         currtx = store.currtx()
         if currtx not in (before, before + 1):
             raise Violation(f"2: currtx went from {before} to {currtx}")
+        if (opened := store.opened()) is not None and opened["txid"] == currtx:
+            self.opened_by[currtx].add(writer)
         if currtx > 1 and store.plan(currtx - 1) is None:
             raise Violation(f"7: currtx is {currtx}, and the plan of {currtx - 1} is gone")
         if currtx == before + 1:
@@ -945,6 +955,8 @@ class Oracle:
             raise Violation(f"6: {self.world.names[sink]} is done with {after.done}, and {currtx} is next")
         if after.open is None:
             return
+        if after.open.plan_digest != ROLLED_BACK:
+            self.opened_by[after.open.txid].add(after.epoch)
         known = self.digests.get((sink, after.open.txid))
         if known not in (None, ROLLED_BACK, after.open.plan_digest) and after.open.plan_digest != ROLLED_BACK:
             raise Violation(

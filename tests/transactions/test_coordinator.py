@@ -466,7 +466,7 @@ def test_invariant_8_plans_that_a_new_leader_does_not_replay_are_removed_with_it
 
 
 def test_invariant_4_a_roll_back_replaces_the_record_of_the_opened_commit() -> None:
-    script = Script(SpoutKind.OPAQUE, may_replan=True, records_open=True)
+    script = Script(SpoutKind.OPAQUE, can_undo=True, records_open=True)
     script.planned(10)
     script.do(Processed(1, 1))
     script.do(Committed(1, 1, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))
@@ -517,7 +517,7 @@ def test_a_new_leader_compares_the_rows_of_the_opened_commit() -> None:
 
 
 def test_a_plan_that_replaces_one_that_was_rolled_back_may_have_other_rows() -> None:
-    script = Script(SpoutKind.OPAQUE, may_replan=True, records_open=True)
+    script = Script(SpoutKind.OPAQUE, can_undo=True, records_open=True)
     script.planned(10)
     script.do(Processed(1, 1, rows={"letters": 2}))
     script.do(Committed(1, 1, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))

@@ -23,10 +23,12 @@ from framework.transactions.coordinator import (
     Planned,
     Process,
     Processed,
+    Recovered,
     RollBack,
     RolledBack,
     SpoutKind,
     Stop,
+    Tick,
 )
 from framework.transactions.narrowing import LEFT_OUT_MAX, Narrowing
 from framework.transactions.plans import Plan
@@ -423,6 +425,53 @@ def test_a_sink_that_cannot_undo_ends_the_run_once_the_commit_is_open() -> None:
     running.do(Processed(1, 1))
     (stop,) = running.of(Stop, running.do(Committed(1, 1, REFUSES)))
     assert stop.failure.message.startswith("it is refused; the commit of txid 1 was opened with this record")
+
+
+LOST = TaskFailure(FailureKind.RETRYABLE, "bolt", 0, "the answer is lost")
+DIED = TaskFailure(FailureKind.RETRYABLE, "executor", 0, "a worker died")
+
+
+@pytest.mark.parametrize(
+    ("first", "before", "continues"),
+    [
+        ("bolt", (), True),
+        ("bolt", (LOST,), True),  # nobody has written for good then
+        ("bolt", (DIED,), False),
+        ("bolt", (DIED, LOST), False),
+        ("other", (), False),
+        ("whole", (), True),
+        ("whole", (LOST,), False),  # a sql_txn may be committed though its answer is lost
+    ],
+)
+def test_a_record_is_left_out_as_long_as_nothing_is_written_for_good(
+    first: str, before: tuple[TaskFailure, ...], continues: bool
+) -> None:
+    names = frozenset({"bolt"})
+    running = script(
+        SpoutKind.OPAQUE,
+        can_undo=False,
+        commits_first=names if first == "bolt" else (),
+        refuses_whole=names if first == "whole" else (),
+    )
+    planned(running, 4)
+    for attempt, failure in enumerate(before, 1):
+        running.do(Processed(1, attempt))
+        running.do(Committed(1, attempt, failure))
+        running.do(Tick(), after_ms=10_000)
+    attempt = len(before) + 1
+    running.do(Processed(1, attempt))
+    commands = running.do(Committed(1, attempt, REFUSES))
+    assert bool(running.of(RollBack, commands)) is continues
+    assert bool(running.of(Stop, commands)) is not continues
+
+
+def test_a_new_leader_leaves_no_record_out_of_a_commit_that_another_one_opened() -> None:
+    """It may have written for good."""
+    recovered = Recovered(attempts={1: 1}, plans={1: ranges(p0=(0, 4))}, opened=True)
+    running = script(SpoutKind.OPAQUE, can_undo=False, commits_first={"bolt"}, recovered=recovered)
+    running.do(Processed(1, 2))
+    (stop,) = running.of(Stop, running.do(Committed(1, 2, REFUSES)))
+    assert "may have written to a sink that cannot undo" in stop.failure.message
 
 
 def test_any_other_failure_ends_the_search_and_the_source_plans_again() -> None:

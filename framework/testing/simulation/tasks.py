@@ -92,7 +92,7 @@ class CommitTasks:
 
     def name(self, task: int) -> str:
         """The committers of a task, and its number if they have several tasks."""
-        states = [each for each in self.parts[task] if isinstance(each, CommitterState)]
+        states = _committing_first(self._topology.plan, self.parts[task])
         names = dict.fromkeys(each.component_id for each in states)
         numbers = {each.task for each in states}
         shown = " and ".join(repr(each) for each in names)
@@ -173,15 +173,20 @@ def _run_tasks(
     return [each for partition in order for each in sent[partition]]
 
 
+def _committing_first(plan: ExecutionPlan, records: Sequence[Record]) -> list[CommitterState]:
+    """The states of the committers of the first level."""
+    return [each for each in records if isinstance(each, CommitterState) and plan.commits_at(each.component_id) == 0]
+
+
 def _by_committer(plan: ExecutionPlan, records: Sequence[Record]) -> list[list[Record]]:
-    """Make one task for each committer's task, with the rows that it emitted (C31). The first one
-    also forwards records for later levels."""
-    states = [each for each in records if isinstance(each, CommitterState)]
+    """Make one task for each committer's task of the first level, with the rows that it emitted
+    (C31). The first one also forwards records for later levels."""
+    states = _committing_first(plan, records)
     place = {(each.component_id, each.task): number for number, each in enumerate(states)}
     parts: list[list[Record]] = [[] for _ in states] or [[]]
     for record in records:
         if isinstance(record, CommitterState):
-            parts[place[record.component_id, record.task]].append(record)
+            parts[place.get((record.component_id, record.task), 0)].append(record)
         elif isinstance(record, Piece):
             own = place.get((plan.edges[record.edge].source, record.target_task), 0)
             parts[own if plan.edges[record.edge].fused else 0].append(record)
