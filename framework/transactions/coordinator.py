@@ -724,7 +724,7 @@ class Coordinator:
         self._plan_suspects(now_ms)
         first = self._active.get(self.currtx)
         if first is not None and first.phase is TransactionPhase.PROCESSED:
-            differs = _differing_rows(first)
+            differs = _differing_rows(first) if first.is_final else None
             if differs is not None:
                 return self._stop_now(differs)
             replay = first.opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from framework.transactions.coordinator import (
     Processed,
     Recovered,
     Release,
+    RollBack,
     RolledBack,
     SpoutKind,
     Started,
@@ -474,13 +476,31 @@ def test_invariant_4_a_roll_back_replaces_the_record_of_the_opened_commit() -> N
     assert commands[0] == Persist({1: 2}, opens=OpenCommit(1, 2, ROLLED_BACK), dropped=frozenset({1}))
 
 
-def opened(rows: dict[str, int]) -> Script:
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize(("component_id", "goes_on"), [("first", True), ("executor", False)])
+def test_a_batch_is_planned_again_if_its_commit_failed_before_anything_was_written_for_good(
+    component_id: str, goes_on: bool
+) -> None:
+    script = Script(SpoutKind.OPAQUE, commits_first={"first"})
+    script.planned(10)
+    script.do(Processed(1, 1))
+    script.do(Committed(1, 1, TaskFailure(FailureKind.RETRYABLE, component_id, 0, "does not answer")))
+    script.do(Processed(1, 2, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))
+    script.do(Tick(), after_ms=1_000)
+    assert bool(script.of(RollBack)) is goes_on
+    assert bool(script.of(Stop)) is not goes_on
+    if goes_on:
+        script.do(RolledBack(1, 3))
+        assert script.asked is not None and (script.asked.txid, script.asked.previous) == (1, None)
+
+
+def opened(rows: dict[str, int], fails_in: str = "bolt") -> Script:
     """A coordinator whose first commit was opened with these rows, and then failed."""
-    script = Script(SpoutKind.OPAQUE, records_open=True)
+    script = Script(SpoutKind.OPAQUE, records_open=True, commits_first={"first"})
     script.planned(10)
     commands = script.do(Processed(1, 1, rows=rows))
     assert commands[0].opened_rows == OpenedRows(1, plan_digest(plan(0, 10)), rows)
-    script.do(Committed(1, 1, FAILED))
+    script.do(Committed(1, 1, replace(FAILED, component_id=fails_in)))
     return script
 
 
@@ -492,6 +512,13 @@ def test_an_opened_commit_is_repeated_with_the_same_rows_only() -> None:
     (stop,) = script.of(Stop, commands)
     assert stop.failure.kind is FailureKind.FATAL
     assert "txid 1 was opened with 8 rows for 'sink', and a repetition has 9" in stop.failure.message
+
+
+def test_other_rows_do_not_matter_before_anything_was_written_for_good() -> None:
+    commands = opened({"letters": 2}, fails_in="first").do(Processed(1, 2, rows={"letters": 3}))
+    (persist,) = [each for each in commands if isinstance(each, Persist)]
+    assert persist.opened_rows == OpenedRows(1, plan_digest(plan(0, 10)), {"letters": 3})
+    assert any(isinstance(each, Commit) for each in commands)
 
 
 def test_fewer_records_of_the_source_are_no_change_of_the_code() -> None:
