@@ -44,6 +44,7 @@ from framework.transactions.commit import CommitPhase
 from framework.transactions.coordinator import (
     AskPlan,
     Command,
+    Commit,
     Committed,
     Coordinator,
     Event,
@@ -225,7 +226,6 @@ class SimExecutor:
         The answer comes when all have ended, or at the first failure; the others go on then.
         """
         result = self.kept.get(header)
-        self.world.unanswered.add((header.txid, header.attempt_id))
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, "the result is gone"))
         shape, parts, life = self.world.shape, self.topology.parallelisms(), self.world.kafka.life
@@ -778,7 +778,10 @@ class WatchedDriver(Driver):
                     committing = event.attempt_id, TransactionPhase.COMMITTING
                     if coordinator.in_flight().get(event.txid) == committing:
                         self._owner.world.unanswered.discard((event.txid, event.attempt_id))
-                return handle(event, now_ms)
+                commands = handle(event, now_ms)
+                begun = {(each.txid, each.attempt_id) for each in commands if isinstance(each, Commit)}
+                self._owner.world.unanswered |= begun
+                return commands
             due = handle(Tick(), now_ms)
             commands = handle(event, now_ms)
             if commands:
