@@ -122,6 +122,35 @@ def test_plan_of_the_a_b_c_d_example_splits_at_the_first_committer() -> None:
     assert [[each.components for each in level.segments] for level in plan.commit] == [[("B",)], [("C",)], [("D",)]]
 
 
+@pytest.mark.rule("C8")
+def test_what_writes_for_good_and_what_is_below_it_commits_on_the_last_levels() -> None:
+    def state(key: str = "word") -> StateCommitter:
+        return StateCommitter(OpaqueMapState(MemoryBackend()), [key], {"n": Count()})
+
+    b = builder(2)
+    b.set_committer_bolt("outside", Anything(), 2).shuffle_grouping("spout")
+    b.set_bolt("first", state(), 2).fields_grouping("spout", Fields("word"))
+    b.set_bolt("passes", Relay(), 2).local_or_shuffle_grouping("first")
+    b.set_bolt("second", state(), 1).global_grouping("passes")
+    b.set_committer_bolt("topic", Anything(), 2).local_or_shuffle_grouping("passes")
+    b.set_bolt("third", state("count"), 1).global_grouping("topic")
+    topology = b.build()
+    plan = plan_execution(topology)
+    levels = [[each.components for each in level.segments] for level in plan.commit]
+    assert levels == [[("first", "passes")], [("second",)], [("outside",), ("topic",)], [("third",)]]
+    assert plan.commit_roots == ("outside", "first") and plan.commit_tasks == 4
+    assert topology.commits_first() == {"spout", "first", "passes", "second"}
+
+
+@pytest.mark.rule("C8")
+def test_topologies_in_which_all_committers_write_for_good_or_none_have_no_last_levels() -> None:
+    for committer in (Anything, lambda: StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})):
+        b = builder(2)
+        for name in ("a", "b"):
+            b.set_committer_bolt(name, committer(), 2).fields_grouping("spout", Fields("word"))
+        assert [each.components for each in plan_execution(b.build()).commit[0].segments] == [("a",), ("b",)]
+
+
 def test_plan_diamond_is_one_chain_of_levels() -> None:
     b = builder()
     b.set_bolt("left", Relay(), 3).shuffle_grouping("spout")
