@@ -317,8 +317,8 @@ class _Transaction:
     attempt_id: int = 0
     since_ms: int = 0
     opened: bool = False
-    is_final: bool = False  # what cannot be undone may be written
-    was_final: bool = False  # the same, before the present commit began
+    may_be_written: bool = False  # what cannot be undone may be written
+    was_written: bool = False  # the same, before the present commit began
     rows: Mapping[str, int] = field(default_factory=dict)
     opened_rows: Mapping[str, int] = field(default_factory=dict)
     searched: Searched | None = None
@@ -419,7 +419,7 @@ class Coordinator:
                 return
             rows = recovered.opened_rows if opened else {}
             self._active[txid] = _Transaction(
-                txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened, is_final=opened, opened_rows=rows
+                txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened, may_be_written=opened, opened_rows=rows
             )
             txid += 1
 
@@ -512,8 +512,8 @@ class Coordinator:
         if transaction is None:
             return []
         if event.failure is not None:
-            if self._fails_before_final(event.failure):
-                transaction.is_final = transaction.was_final
+            if self._wrote_nothing_for_good(event.failure):
+                transaction.may_be_written = transaction.was_written
             return self._fail(event.txid, event.failure, now_ms)
         if event.txid != self.currtx:
             raise InvariantViolation(f"invariant 1: txid {event.txid} committed while {self.currtx} was due")
@@ -529,7 +529,7 @@ class Coordinator:
             return self._stop_now(None)
         return self._close() if self._active or not transaction.is_short else []
 
-    def _fails_before_final(self, failure: TaskFailure) -> bool:
+    def _wrote_nothing_for_good(self, failure: TaskFailure) -> bool:
         """Whether a commit that failed so has written nothing that cannot be undone."""
         refused_whole = failure.kind is FailureKind.BAD_RECORD and failure.component_id in self._refuses_whole
         return refused_whole or failure.component_id in self._commits_first
@@ -684,7 +684,7 @@ class Coordinator:
 
     def _undoes(self, transaction: _Transaction) -> bool:
         """Whether a roll-back undoes all that attempts at the transaction may have written."""
-        return self._can_undo or not transaction.is_final
+        return self._can_undo or not transaction.may_be_written
 
     def _may_try(self, transaction: _Transaction, failure: TaskFailure) -> bool:
         """Whether the next attempt may find, in its processing phase, the values that this attempt
@@ -724,12 +724,12 @@ class Coordinator:
         self._plan_suspects(now_ms)
         first = self._active.get(self.currtx)
         if first is not None and first.phase is TransactionPhase.PROCESSED:
-            differs = _differing_rows(first) if first.is_final else None
+            differs = _differing_rows(first) if first.may_be_written else None
             if differs is not None:
                 return self._stop_now(differs)
             replay = first.opened
             first.opened, first.opened_rows = True, first.rows
-            first.was_final, first.is_final = first.is_final, True
+            first.was_written, first.may_be_written = first.may_be_written, True
             self._move(first, TransactionPhase.COMMITTING, now_ms)
             opens = OpenCommit(first.txid, first.attempt_id, plan_digest(first.plan))
             rows = OpenedRows(opens.txid, opens.plan_digest, first.rows) if first.rows else None

@@ -264,7 +264,7 @@ class SimExecutor:
 
         def write_for_good() -> None:
             if last:
-                self.world.final.add(header.txid)
+                self.world.for_good.add(header.txid)
             run(last, lambda: later.answer(PhaseResult()))
 
         run(first, write_for_good)
@@ -969,19 +969,19 @@ class SimDriver:
         cannot undo may have written (C8).
         """
         opened = self.world.is_open(self.world.store.currtx()) or bool(self.world.restored)
-        return "may have written to a sink that cannot undo" in failure.message and opened and self._may_be_final()
+        return "may have written to a sink that cannot undo" in failure.message and opened and self._may_be_written()
 
     def _cannot_replan(self, failure: TaskFailure) -> bool:
         """The same for a range that is lost."""
         named = "was opened with this plan" in failure.message
-        return named and self.world.opened_range_is_lost() and self._may_be_final()
+        return named and self.world.opened_range_is_lost() and self._may_be_written()
 
-    def _may_be_final(self) -> bool:
+    def _may_be_written(self) -> bool:
         """Whether a sink that cannot undo may have written rows of the next transaction."""
         world, txid = self.world, self.world.store.currtx()
         unknown = txid in {each for each, _ in world.unanswered} or len(world.oracle.opened_by[txid]) > 1
-        may_be_final = txid in world.final or unknown or bool(world.restored)
-        return bool(self.topology.irreversible()) and may_be_final
+        may_be_written = txid in world.for_good or unknown or bool(world.restored)
+        return bool(self.topology.irreversible()) and may_be_written
 
 
 class ResetTool:

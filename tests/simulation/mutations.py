@@ -541,7 +541,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(Coordinator, "__init__", _with_option(Coordinator.__init__, can_undo=True))],
              lambda shape: shape.refuses == "sink" and bool(shape.headerless)),
     Mutation("C51: a record is left out of a batch that an earlier attempt may have written to Kafka",
-             [(Coordinator, "_fails_before_final", lambda self, failure: True)],
+             [(Coordinator, "_wrote_nothing_for_good", lambda self, failure: True)],
              lambda shape: shape.refuses == "sink" and bool(shape.headerless) and shape.moves),
     Mutation("C51: a probe that fails for another reason leaves a record out",
              [(narrowing, "_refuses", lambda failure, *, pins_errors=False: True)],

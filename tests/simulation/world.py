@@ -200,7 +200,7 @@ class World:
         self.kafka = SimKafka(self)
         self.spout.large = self.shape.large
         self.spout.letters = SimLetters(self.kafka) if self.shape.letters else None
-        self.final: set[int] = set()  # the transactions whose tasks may have written to Kafka
+        self.for_good: set[int] = set()  # the transactions whose tasks may have written to Kafka
         self.unanswered: set[tuple[int, int]] = set()  # attempts whose driver does not know how the commit ended
         self.workers: list[dict[str, str]] = [{}, {}]  # what each remembers of the states it has written to
         self.oracle = Oracle(self)
