@@ -113,6 +113,9 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
             )
         return super().keep_for_commit()
 
+    def refuses_whole(self) -> bool:
+        return type(self) is AppendCommitter and self.table.refuses_whole
+
     def may_try_writes(self) -> bool:
         return isinstance(self.table, RowTable)
 

@@ -30,6 +30,11 @@ class Table(FencedState):
         return False
 
     @property
+    def refuses_whole(self) -> bool:
+        """Whether a ``write`` that raises ``BadRecordError`` has written nothing."""
+        return False
+
+    @property
     def commits_in_one_step(self) -> bool:
         """Whether one ``write`` can be the whole commit of an attempt."""
         return False

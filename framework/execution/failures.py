@@ -99,6 +99,7 @@ class TaskFailure:
     advice: str = ""  # what to do next
     about: str = ""  # the tuple that was executed, shortened; shown to the user, never logged
     is_of_try: bool = False  # a store refused a write that was only tried
+    nothing_after: bool = False  # in this phase, no component of a later level has run
 
     @classmethod
     def of(cls, error: BaseException, component_id: str, task: int, about: str = "") -> TaskFailure:

@@ -407,7 +407,8 @@ class _Guard:
         self._watch.turn_to(self._before)
         if error is not None and isinstance(error, users_errors()) and not isinstance(error, _UserCodeFailed):
             about = _tuple_in(trace)
-            raise _UserCodeFailed(TaskFailure.of(error, self._component_id, self._index, about)) from error
+            failure = TaskFailure.of(error, self._component_id, self._index, about)
+            raise _UserCodeFailed(replace(failure, nothing_after=True)) from error
 
 
 #: The most characters of a tuple in a failure.

@@ -409,6 +409,11 @@ class Committer:
         """Whether ``try_writes`` does something. Called on the driver."""
         return False
 
+    def refuses_whole(self) -> bool:
+        """Whether a ``finish_batch`` of the only task that raises ``BadRecordError`` has written
+        nothing of the transaction."""
+        return False
+
     def try_writes(self) -> None:
         """Called in the task after ``keep_for_commit``, if the store has refused a value of the
         batch in the commit, and all earlier transactions are committed. Write what ``finish_batch``

@@ -211,8 +211,6 @@ class FencedState(ABC):
     value_type: ValueType
     #: Whether what tasks write becomes visible only when the driver calls ``publish``.
     publishes: bool = False
-    #: Whether a task that refuses a value has written nothing of its transaction.
-    refuses_whole: bool = False
     #: Whether each transaction leaves files: many small transactions leave many small files.
     leaves_files: bool = False
 

@@ -88,15 +88,16 @@ class Component:
 
     @property
     def writes_for_good(self) -> bool:
-        """Whether the tasks of this committer write what cannot be undone. Data of a state that
-        ``publishes`` is not in use before all tasks have ended."""
+        """Whether tasks write what cannot be undone: those of a committer, or of a bolt with states
+        below one. Data of a state that ``publishes`` is not in use before all tasks have ended."""
         publishes = bool(self.states) and all(state.can_undo or state.publishes for state in self.states)
-        return self.committer and not self.can_undo and not publishes
+        return (self.committer or bool(self.states)) and not self.can_undo and not publishes
 
     @property
     def refuses_whole(self) -> bool:
         """Whether this committer has written nothing of a transaction if it refuses a value."""
-        return self.parallelism == 1 and bool(self.states) and all(state.refuses_whole for state in self.states)
+        bolt: Any = self.instance
+        return self.parallelism == 1 and isinstance(bolt, Committer) and bolt.refuses_whole()
 
 
 @dataclass(frozen=True, slots=True)

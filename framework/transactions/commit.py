@@ -236,7 +236,7 @@ class CommitPhase:
             return (yield from self._one_step(attempt))
         raised = yield from self._guarded(self._raise_steps(attempt), RAISING)
         if raised.failure is not None:
-            return raised
+            return PhaseResult(replace(raised.failure, nothing_after=True))
         result: PhaseResult = yield partial(self._executor.commit, attempt)
         if result.failure is not None:
             return result

@@ -419,7 +419,12 @@ class Coordinator:
                 return
             rows = recovered.opened_rows if opened else {}
             self._active[txid] = _Transaction(
-                txid, recovered.plans[txid], TransactionPhase.WAITING, opened=opened, may_be_written=opened, opened_rows=rows
+                txid,
+                recovered.plans[txid],
+                TransactionPhase.WAITING,
+                opened=opened,
+                may_be_written=opened,
+                opened_rows=rows,
             )
             txid += 1
 
@@ -532,7 +537,7 @@ class Coordinator:
     def _wrote_nothing_for_good(self, failure: TaskFailure) -> bool:
         """Whether a commit that failed so has written nothing that cannot be undone."""
         refused_whole = failure.kind is FailureKind.BAD_RECORD and failure.component_id in self._refuses_whole
-        return refused_whole or failure.component_id in self._commits_first
+        return failure.nothing_after and (refused_whole or failure.component_id in self._commits_first)
 
     def _close(self) -> list[Command]:
         """Close the committed transaction by a write of its own."""
@@ -626,9 +631,19 @@ class Coordinator:
                 self._drop(each)
             else:
                 self._move(each, TransactionPhase.WAITING, now_ms)
-        if self._stopping:
+        if self._stopping and refused and self._active[txid].lost and not self._can_undo:
+            # A new leader could not know that nothing is written for good.
+            commands += self._roll_back(self._active[txid], now_ms)
+        elif self._stopping:
             commands += self._stop_now(None)
         return commands
+
+    def _roll_back(self, transaction: _Transaction, now_ms: int) -> list[Command]:
+        """Begin a roll-back while the run stops."""
+        txid = transaction.txid
+        transaction.attempt_id = self._attempts[txid] = self._attempts.get(txid, 0) + 1
+        self._move(transaction, TransactionPhase.ROLLING_BACK, now_ms)
+        return [*self._write({txid: (transaction.attempt_id, transaction.plan)}), self._started(transaction)]
 
     def _is_refused(self, txid: int, failure: TaskFailure) -> bool:
         """Whether an attempt failed because of a record's value."""

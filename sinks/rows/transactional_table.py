@@ -164,8 +164,9 @@ class RowTable(TableDefinition):
     def can_undo(self) -> bool:
         return self._stamp is not None or self._changes is not None
 
-    #: A task writes in one sql_txn.
-    refuses_whole = True
+    @property
+    def refuses_whole(self) -> bool:
+        return True  # ``write`` is one sql_txn
 
     @property
     def needs_one_task(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from framework import (
@@ -22,7 +23,7 @@ from framework import (
     TransactionalTopologyBuilder,
     submit,
 )
-from framework.errors import BadRecordError
+from framework.errors import BadRecordError, RetryableError
 from framework.inspect.verify import verify
 from framework.transactions import MemoryStore
 from sinks import (
@@ -99,7 +100,7 @@ def summing(folder: Path, take: int, tasks: int = 1, refuses: int = -1) -> Topol
     return made.build()
 
 
-def sums(folder: Path) -> dict[str, int]:
+def sums_of(folder: Path) -> dict[str, int]:
     with closing(sqlite3.connect(folder / "x.db")) as connection:
         return dict(connection.execute("SELECT word, total FROM sums WHERE NOT _deleted").fetchall())
 
@@ -119,7 +120,7 @@ def test_a_value_that_a_state_refuses_in_the_commit_is_left_out_before_anything_
     with submit(topology, {**config, "topology.max.spout.pending": pending}, store, executor) as run:
         run.wait_until_caught_up(PATIENCE_S)
     assert len(refused(store, "order")) == 2
-    assert sums(tmp_path) == totals(GOOD)
+    assert sums_of(tmp_path) == totals(GOOD)
     assert sorted(written_for_good(tmp_path)) == sorted(GOOD)
 
 
@@ -198,3 +199,138 @@ def test_rows_that_constraints_refuse_become_letters_of_a_topic(topics: Topics, 
     read_topics(servers, [dead], found.append)
     assert sorted(int(dict(each.headers())["ratchet.offset"]) for each in found) == sorted(bad)
     assert verify(topology, store).right
+
+
+# --- what must not count as "nothing is written for good" -----------------------------------------
+
+
+def stops(made: TransactionalTopologyBuilder) -> None:
+    cannot = pytest.raises(BadRecordError, match="may have written to a sink that cannot undo")
+    with submit(made.build(), {}, MemoryStore(), "local") as run, cannot:
+        run.wait_until_caught_up(PATIENCE_S)
+
+
+def table_of(folder: Path, name: str, check: str = "") -> SqliteTable:
+    """An empty table without a stamp."""
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        connection.execute(f"CREATE TABLE {name} (word TEXT, n INTEGER {check})")
+        connection.commit()
+    return SqliteTable(folder / "shop.db", name, stamp=None)
+
+
+class Writes(BaseBatchBolt):
+    """Writes its rows into tables, one after the other. A bolt with a state, and no committer."""
+
+    deterministic = True
+
+    def __init__(self, *tables: SqliteTable) -> None:
+        self._tables = tables
+
+    def states(self) -> tuple[SqliteTable, ...]:
+        return self._tables
+
+    def bind(self, component_id: str, inputs: Any, parallelism: int) -> None:
+        super().bind(component_id, inputs, parallelism)
+        for table in self._tables:
+            table.bind(FIELDS)
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self._attempt, self._rows, self._collector = batch_id, [], collector
+
+    def execute(self, tup: Any) -> None:
+        self._rows.append({"word": tup["word"], "n": tup["n"]})
+
+    def finish_batch(self) -> None:
+        for table in self._tables if self._rows else ():
+            table.write(self._attempt, [pa.RecordBatch.from_pylist(self._rows, schema=FIELDS.schema())])
+
+
+class WritesTwice(Writes, Committer):
+    """As a committer."""
+
+
+class RefusesAfterwards(AppendCommitter):
+    """Refuses a batch when it has written it."""
+
+    def keep_for_commit(self) -> None:  # type: ignore[override]
+        return None
+
+    def commits_in_one_step(self) -> bool:
+        return False
+
+    def finish_batch(self) -> None:
+        super().finish_batch()
+        raise BadRecordError("too late")
+
+
+class Passes(BaseBatchBolt, Committer):
+    """Emits its rows in the commit phase."""
+
+    deterministic = can_undo = True
+
+    def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
+        self._rows, self._collector = [], collector
+
+    def execute(self, tup: Any) -> None:
+        self._rows.append([tup["word"], tup["n"]])
+
+    def finish_batch(self) -> None:
+        for row in self._rows:
+            self._collector.emit(row)
+
+    def declare_output_fields(self, declarer: Any) -> None:
+        declarer.declare(FIELDS)
+
+
+def test_a_committer_of_two_tables_does_not_refuse_before_it_writes(tmp_path: Path) -> None:
+    made = builder(100, MemoryTransactionalSpout)
+    tables = table_of(tmp_path, "a"), table_of(tmp_path, "b", "CHECK (n < 1000000)")
+    made.set_bolt("both", WritesTwice(*tables)).global_grouping("spout")
+    stops(made)
+
+
+def test_a_subclass_may_refuse_a_batch_after_it_has_written_it(tmp_path: Path) -> None:
+    made = builder(100, MemoryTransactionalSpout)
+    made.set_bolt("rows", RefusesAfterwards(table_of(tmp_path, "a"))).global_grouping("spout")
+    stops(made)
+
+
+def test_a_bolt_with_a_state_below_a_committer_commits_last_too(tmp_path: Path) -> None:
+    made = builder(100, MemoryTransactionalSpout)
+    made.set_bolt("passes", Passes()).global_grouping("spout")
+    made.set_bolt("writes", Writes(table_of(tmp_path, "a"))).global_grouping("passes")
+    sums = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "sums")), ["word"], {"total": Sum("n")})
+    made.set_bolt("sums", sums).global_grouping("passes")
+    with submit(made.build(), {}, MemoryStore(), "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        assert sorted(map(list, connection.execute("SELECT word, n FROM a"))) == sorted(GOOD)
+    assert sums_of(tmp_path) == totals(GOOD)
+
+
+@pytest.mark.parametrize("name", ["table", "commit", "exchange", "executor", "spark"])
+def test_a_failure_after_the_last_levels_counts_whatever_the_components_are_called(tmp_path: Path, name: str) -> None:
+    """The first attempt writes, and its end is lost. In the next one, the table refuses a row."""
+    database = tmp_path / "shop.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript(
+            "CREATE TABLE rows (word TEXT, n INTEGER); CREATE TABLE closed (word TEXT);"
+            "CREATE TRIGGER t BEFORE INSERT ON rows WHEN EXISTS (SELECT 1 FROM closed WHERE word = NEW.word) "
+            "BEGIN SELECT RAISE(ABORT, 'this account is closed'); END;"
+        )
+
+    class LosesItsEnd(SqliteTable):
+        def raise_header(self, expected: Any, new: Any) -> None:
+            if new.open is not None and new.done == new.open.txid and not (tmp_path / "lost").exists():
+                (tmp_path / "lost").touch()
+                with closing(sqlite3.connect(database)) as other:
+                    other.execute("INSERT INTO closed VALUES ('w1')")
+                    other.commit()
+                raise RetryableError("the connection is lost")
+            super().raise_header(expected, new)
+
+    made = builder(100)
+    made.set_bolt("outside", Outside(tmp_path)).global_grouping("spout")
+    made.set_bolt(name, AppendCommitter(LosesItsEnd(database, "rows"))).global_grouping("spout")
+    stops(made)
+    assert len(written_for_good(tmp_path)) == len(ROWS)

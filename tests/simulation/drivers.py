@@ -315,7 +315,7 @@ class SimExecutor:
                     yield partial(state.multi_update, keys, [_updater(each) for _, each in changes])
             yield partial(state.commit, attempt)
         except Exception as error:  # noqa: BLE001 - the boundary of a task
-            return TaskFailure.of(error, SINKS[sink], task)
+            return replace(TaskFailure.of(error, SINKS[sink], task), nothing_after=True)
         return None
 
     def _refuse(self, state: MapState, attempt: TransactionAttempt) -> None:

@@ -477,14 +477,18 @@ def test_invariant_4_a_roll_back_replaces_the_record_of_the_opened_commit() -> N
 
 
 @pytest.mark.rule("C8")
-@pytest.mark.parametrize(("component_id", "goes_on"), [("first", True), ("executor", False)])
+@pytest.mark.parametrize(
+    ("component_id", "nothing_after", "goes_on"),
+    [("first", True, True), ("first", False, False), ("last", True, False)],
+)
 def test_a_batch_is_planned_again_if_its_commit_failed_before_anything_was_written_for_good(
-    component_id: str, goes_on: bool
+    component_id: str, nothing_after: bool, goes_on: bool
 ) -> None:
     script = Script(SpoutKind.OPAQUE, commits_first={"first"})
     script.planned(10)
     script.do(Processed(1, 1))
-    script.do(Committed(1, 1, TaskFailure(FailureKind.RETRYABLE, component_id, 0, "does not answer")))
+    failure = TaskFailure(FailureKind.RETRYABLE, component_id, 0, "does not answer", nothing_after=nothing_after)
+    script.do(Committed(1, 1, failure))
     script.do(Processed(1, 2, TaskFailure(FailureKind.DATA_LOSS, "spout", 0, "gone")))
     script.do(Tick(), after_ms=1_000)
     assert bool(script.of(RollBack)) is goes_on
@@ -500,7 +504,7 @@ def opened(rows: dict[str, int], fails_in: str = "bolt") -> Script:
     script.planned(10)
     commands = script.do(Processed(1, 1, rows=rows))
     assert commands[0].opened_rows == OpenedRows(1, plan_digest(plan(0, 10)), rows)
-    script.do(Committed(1, 1, replace(FAILED, component_id=fails_in)))
+    script.do(Committed(1, 1, replace(FAILED, component_id=fails_in, nothing_after=True)))
     return script
 
 

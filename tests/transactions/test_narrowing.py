@@ -28,6 +28,7 @@ from framework.transactions.coordinator import (
     RolledBack,
     SpoutKind,
     Stop,
+    StopRequested,
     Tick,
 )
 from framework.transactions.narrowing import LEFT_OUT_MAX, Narrowing
@@ -37,7 +38,7 @@ from tests.transactions.test_coordinator import ERROR, FAILED, Script
 
 pytestmark = pytest.mark.rule("C51")
 
-REFUSES = TaskFailure(FailureKind.BAD_RECORD, "bolt", 0, "it is refused")
+REFUSES = TaskFailure(FailureKind.BAD_RECORD, "bolt", 0, "it is refused", nothing_after=True)
 KINDS = (SpoutKind.OPAQUE, SpoutKind.TRANSACTIONAL)
 
 
@@ -427,7 +428,7 @@ def test_a_sink_that_cannot_undo_ends_the_run_once_the_commit_is_open() -> None:
     assert stop.failure.message.startswith("it is refused; the commit of txid 1 was opened with this record")
 
 
-LOST = TaskFailure(FailureKind.RETRYABLE, "bolt", 0, "the answer is lost")
+LOST = TaskFailure(FailureKind.RETRYABLE, "bolt", 0, "the answer is lost", nothing_after=True)
 DIED = TaskFailure(FailureKind.RETRYABLE, "executor", 0, "a worker died")
 
 
@@ -499,3 +500,23 @@ def test_an_error_of_the_users_code_is_pinned_to_a_record_after_its_attempts_if_
         assert [each.plan for each in running.of(Process, commands)] == [ranges(p0=(0, 4))]
     else:
         assert running.of(Stop, commands) == [Stop(error)]
+
+
+def test_a_run_that_stops_rolls_a_refused_batch_back_if_the_next_leader_could_not() -> None:
+    running = script(SpoutKind.TRANSACTIONAL, can_undo=False, commits_first={"bolt"}, max_pending=2)
+    planned(running, 4)
+    planned(running, 8)
+    running.do(Processed(1, 1))
+    running.do(StopRequested())
+    commands = running.do(Committed(1, 1, REFUSES))
+    assert running.of(RollBack, commands) == [RollBack(1, 2, ranges(p0=(0, 4)))] and not running.of(Process, commands)
+    assert isinstance(running.do(RolledBack(1, 2))[-1], Stop)
+
+
+def test_a_roll_back_that_fails_does_not_keep_a_run_that_stops() -> None:
+    running = script(SpoutKind.OPAQUE, can_undo=False, commits_first={"bolt"})
+    planned(running, 4)
+    running.do(Processed(1, 1))
+    running.do(StopRequested())
+    running.do(Committed(1, 1, REFUSES))
+    assert isinstance(running.do(RolledBack(1, 2, DIED))[-1], Stop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import cloudpickle
 
 from framework.execution.failures import FailureKind, TaskFailure
@@ -10,9 +12,9 @@ from framework.execution.payload_encryption import decrypt, encrypt
 from framework.execution.plan import ExecutionPlan, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
 from framework.execution.tasks import Addressed, PlannedTopology
-from framework.testing.simulation.fault_injector import BELOW, Execution, FaultInjector, Kept
+from framework.testing.simulation.fault_injector import Execution, FaultInjector, Kept
 from framework.testing.simulation.schedule import Kind
-from framework.testing.simulation.tasks import CommitTasks, Processed, RowsTaken, process
+from framework.testing.simulation.tasks import CommitTask, CommitTasks, Processed, RowsTaken, process
 from framework.topology import Topology
 
 #: The change of size of the source's batches: a divisor, or minus a factor.
@@ -141,40 +143,42 @@ class FaultyExecutor(_Executor):
         stops, late = injector.take(Kind.COMMIT_STOPS, header.txid), injector.take(Kind.TASK_LATE, header.txid)
         twice = injector.take(Kind.TASK_TWICE, header.txid)
         backwards = injector.take(Kind.OTHER_ORDER, header.txid) is not None
-        order = list(reversed(range(len(tasks)))) if backwards else list(range(len(tasks)))
         if backwards:
             injector.tell(f"FAULT: {Kind.OTHER_ORDER.value}, the last one first")
         reports: list[TaskReport] = []
-        sent: dict[int, list[Addressed]] = {}
         told = f"attempt {header.attempt_id} at transaction {header.txid} commits"
-        for turn, task in enumerate(order):
-            name = tasks.name(task)
+        turns = itertools.count()
+
+        def run(task: CommitTask) -> list[Addressed]:
+            turn, name = next(turns), tasks.name(task)
             if stops is not None and turn == stops.pick % len(tasks):
                 injector.tell(f"FAULT: {Kind.COMMIT_STOPS.value}, before {name} runs")
                 injector.memory.restore()
-                return _lost("a worker has died")
+                raise _Ends("a worker has died")
             if late is not None and turn == late.pick % len(tasks):
                 injector.tell(f"FAULT: {Kind.TASK_LATE.value} ({name} of attempt {header.attempt_id})")
                 injector.postpone(tasks, task, late.pick // len(tasks))
-                return _lost("a task hangs")
+                raise _Ends("a task hangs")
             injector.tell(f"{told}: {name}")
             if twice is not None and turn == twice.pick % len(tasks):
                 self._run_task(tasks, task, kept, [])
-                self._rows.rows = {place: rows for place, rows in self._rows.rows.items() if place[1] != task}
+                self._rows.rows = {place: rows for place, rows in self._rows.rows.items() if place[1] != task.place}
                 injector.tell(f"FAULT: {Kind.TASK_TWICE.value} ({name})")
-            sent[task] = self._run_task(tasks, task, kept, reports)
-        kept.commit_turns[BELOW] = injector.turns.next()
-        with injector.turn(kept.commit_turns[BELOW]):
-            tasks.run_rest([each for task in sorted(sent) for each in sent[task]], reports, backwards=backwards)
+            return self._run_task(tasks, task, kept, reports)
+
+        try:
+            tasks.run(run, backwards=backwards)
+        except _Ends as ends:
+            return _lost(str(ends))
         result = tasks.summary(reports, kept.held)
         if result.failure is not None:
             injector.tell(f"attempt {header.attempt_id} at transaction {header.txid} fails: {result.failure}")
         return result
 
-    def _run_task(self, tasks: CommitTasks, task: int, kept: Kept, reports: list[TaskReport]) -> list[Addressed]:
+    def _run_task(self, tasks: CommitTasks, task: CommitTask, kept: Kept, reports: list[TaskReport]) -> list[Addressed]:
         """Each run has a turn of its own: when a task runs twice, the last run's rows are kept."""
-        kept.commit_turns[task] = self._injector.turns.next()
-        with self._injector.turn(kept.commit_turns[task]):
+        kept.commit_turns[task.place] = self._injector.turns.next()
+        with self._injector.turn(kept.commit_turns[task.place]):
             return tasks.run_task(task, reports)
 
     def cancel(self, header: AttemptHeader) -> None:
@@ -225,12 +229,12 @@ class OnceExecutor(_Executor):
         tasks = CommitTasks(self._laid_out(header.txid), header, records, collapsed=injector.schedule.collapsed)
         reports: list[TaskReport] = []
         self._rows.rows = {}
-        sent: list[Addressed] = []
-        for task in range(len(tasks)):
-            with injector.turn(kept.commit_turns[task]):
-                sent += tasks.run_task(task, reports)
-        with injector.turn(kept.commit_turns[BELOW]):
-            tasks.run_rest(sent, reports)
+
+        def run(task: CommitTask) -> list[Addressed]:
+            with injector.turn(kept.commit_turns[task.place]):
+                return tasks.run_task(task, reports)
+
+        tasks.run(run)
         self.attempts[Phase.COMMIT, header.txid] = Execution(header, Phase.COMMIT, self._rows.rows)
         return tasks.summary(reports, kept.held)
 
@@ -245,6 +249,10 @@ class OnceExecutor(_Executor):
             vars(state).clear()
             vars(state).update(vars(own))
         return record._replace(kept=encrypt(cloudpickle.dumps((bolt, collector))))
+
+
+class _Ends(Exception):
+    """A fault ends the commit phase."""
 
 
 def _lost(why: str) -> PhaseResult:

@@ -16,7 +16,7 @@ from framework.testing.simulation.external_effects import guarded
 from framework.testing.simulation.hash_seed_worker import SecondWorker
 from framework.testing.simulation.sample_records import Source, shown
 from framework.testing.simulation.schedule import Fault, Kind, Schedule
-from framework.testing.simulation.tasks import CommitTasks, RowsSeen
+from framework.testing.simulation.tasks import CommitTask, CommitTasks, RowsSeen
 from framework.testing.simulation.virtual_threads import DriverDied
 from framework.testing.simulation.worker_globals import WorkerMemory
 
@@ -24,10 +24,6 @@ from framework.testing.simulation.worker_globals import WorkerMemory
 _RECORDS_SHOWN_MAX = 6
 #: The moments at which a late task may run.
 _LATE_MOMENTS = ("before the next attempt commits", "after its transaction", "after the next transaction")
-
-
-#: The key for commit tasks below the first level.
-BELOW = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class Kept:
     """The result of a processing phase, until its attempt ends.
 
     * ``turn``: of the processing.
-    * ``commit_turns``: of the last run of each commit task, and of those below them, ``BELOW``.
+    * ``commit_turns``: (level, task) -> of the last run of this commit task.
     * ``held``: edge -> rows for the commit."""
 
     header: AttemptHeader
@@ -52,13 +48,13 @@ class Kept:
     records: Sequence[Record]
     held: Mapping[int, int]
     turn: int
-    commit_turns: dict[int, int] = field(default_factory=dict)
+    commit_turns: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Late:
     tasks: CommitTasks
-    task: int
+    task: CommitTask
     moment: str
 
 
@@ -144,7 +140,7 @@ class FaultInjector:
 
     # --- late tasks -------------------------------------------------------------------------------
 
-    def postpone(self, tasks: CommitTasks, task: int, pick: int) -> None:
+    def postpone(self, tasks: CommitTasks, task: CommitTask, pick: int) -> None:
         """Let a task of an abandoned attempt run later."""
         self._late.append(_Late(tasks, task, _LATE_MOMENTS[pick % len(_LATE_MOMENTS)]))
 

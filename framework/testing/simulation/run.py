@@ -355,8 +355,8 @@ def differing(plan: ExecutionPlan, one: Execution, other: Execution) -> Differin
     return None
 
 
-def _by_edge(rows: RowsSeen) -> dict[int, dict[int, list[str]]]:
-    found: dict[int, dict[int, list[str]]] = {}
+def _by_edge(rows: RowsSeen) -> dict[int, dict[tuple[int, int], list[str]]]:
+    found: dict[int, dict[tuple[int, int], list[str]]] = {}
     for (edge, task), its in rows.items():
         found.setdefault(edge, {})[task] = its
     return found

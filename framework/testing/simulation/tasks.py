@@ -10,22 +10,22 @@ from typing import Any
 import pyarrow as pa
 
 from framework.execution.failures import TaskFailure
-from framework.execution.level_walk import walk
+from framework.execution.level_walk import delivered, walk
 from framework.execution.messages import AttemptHeader, CommitterState, Piece, Record, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
 from framework.execution.ports import PhaseResult, ProcessingJob, is_even, seeds, summarise
 from framework.execution.single_task_phase import expected_reports
 from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
-#: (edge, task of the level) -> the rows that the task emitted there, in order, each as text.
-RowsSeen = dict[tuple[int, int], list[str]]
+#: (edge, (level, task)) -> the rows that the task emitted there, in order, each as text.
+RowsSeen = dict[tuple[int, tuple[int, int]], list[str]]
 
 
 class RowsTaken:
     """A watcher of tasks. ``place``: the present task."""
 
     def __init__(self) -> None:
-        self.place = 0
+        self.place = (0, 0)
         self.rows: RowsSeen = {}
 
     def emitted(self, edge: Edge, rows: pa.RecordBatch) -> None:
@@ -77,6 +77,19 @@ def process(topology: PlannedTopology, job: ProcessingJob, *, backwards: bool = 
     return Processed(result, records, taken.rows, reports)
 
 
+@dataclass(frozen=True, slots=True)
+class CommitTask:
+    """A task of a commit phase. ``number``: within its level. ``records``: its input."""
+
+    level: int
+    number: int
+    records: Sequence[Record]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.level, self.number
+
+
 class CommitTasks:
     """The tasks of one commit phase. ``collapsed``: the tasks of its first level run as one."""
 
@@ -85,66 +98,59 @@ class CommitTasks:
     ) -> None:
         self._topology = topology
         self.header = header
-        self.parts = [list(records)] if collapsed else _by_committer(topology.plan, records)
+        self._parts = [list(records)] if collapsed else _by_committer(topology.plan, records)
 
     def __len__(self) -> int:
-        return len(self.parts)
+        return len(self._parts) + sum(level.partitions for level in self._topology.plan.commit[1:])
 
-    def name(self, task: int) -> str:
-        """The committers of a task, and its number if they have several tasks."""
-        states = _committing_first(self._topology.plan, self.parts[task])
+    def run(self, run_task: Callable[[CommitTask], Iterable[Addressed]], *, backwards: bool = False) -> None:
+        """Run all tasks by ``run_task``, level by level. The records of a level are forwarded in
+        the same order, whatever the order of the runs."""
+        inboxes = self._parts
+        for level in range(len(self._topology.plan.commit)):
+            sent: dict[int, list[Addressed]] = {}
+            order = range(len(inboxes))
+            for number in reversed(order) if backwards else order:
+                sent[number] = list(run_task(CommitTask(level, number, inboxes[number])))
+            arrived = delivered(each for number in order for each in sent[number])
+            inboxes = [arrived.get(number, []) for number in range(self._width(level + 1))]
+
+    def _width(self, level: int) -> int:
+        levels = self._topology.plan.commit
+        return levels[level].partitions if level < len(levels) else 0
+
+    def name(self, task: CommitTask) -> str:
+        """The committers of a task, or its components, and its number if they have several
+        tasks."""
+        if task.level:
+            segment, number = self._topology.plan.commit[task.level].slot(task.number)
+            shown = " and ".join(map(repr, segment.components))
+            return f"task {number} of {shown}" if segment.parallelism > 1 else shown
+        states = _committing_first(self._topology.plan, task.records)
         names = dict.fromkeys(each.component_id for each in states)
         numbers = {each.task for each in states}
         shown = " and ".join(repr(each) for each in names)
-        return f"task {numbers.pop()} of {shown}" if len(self.parts) > 1 and numbers else shown or "the commit"
+        return f"task {numbers.pop()} of {shown}" if len(self._parts) > 1 and numbers else shown or "the commit"
 
-    def run_task(self, task: int, reports: list[TaskReport]) -> list[Addressed]:
-        """Run one task of the first level."""
-        _taken(self._topology).place = task
+    def run_task(self, task: CommitTask, reports: list[TaskReport]) -> list[Addressed]:
+        """Run one task."""
+        _taken(self._topology).place = task.place
         return list(
             run_level(
                 self._topology,
                 Phase.COMMIT,
-                self.parts[task],
+                task.records,
                 reports.append,
-                level=0,
-                partition=task,
-                width=len(self.parts),
+                level=task.level,
+                partition=task.number,
+                width=self._width(task.level) if task.level else len(self._parts),
                 encode=False,
                 header=self.header,
             )
         )
 
-    def run_rest(self, addressed: Sequence[Addressed], reports: list[TaskReport], *, backwards: bool = False) -> None:
-        """Run the levels below the first one."""
-        taken = _taken(self._topology)
-        widths = [level.partitions for level in self._topology.plan.commit]
-
-        def run(number: int, inboxes: Sequence[list[Record]]) -> Iterable[Addressed]:
-            if number == 0:
-                return addressed
-            return _run_tasks(
-                inboxes,
-                lambda records, partition: run_level(
-                    self._topology,
-                    Phase.COMMIT,
-                    records,
-                    reports.append,
-                    level=number,
-                    partition=partition,
-                    width=len(inboxes),
-                    encode=False,
-                    header=self.header,
-                ),
-                taken,
-                backwards=backwards,
-                first=1000 * number,
-            )
-
-        walk(widths, run)
-
     def summary(self, reports: Sequence[TaskReport], held: Mapping[int, int]) -> PhaseResult:
-        expected = expected_reports(self._topology, Phase.COMMIT, spread=len(self.parts))
+        expected = expected_reports(self._topology, Phase.COMMIT, spread=len(self._parts))
         return summarise(self._topology.plan, Phase.COMMIT, reports, expected, held)
 
 
@@ -160,7 +166,6 @@ def _run_tasks(
     taken: RowsTaken,
     *,
     backwards: bool,
-    first: int = 0,
 ) -> list[Addressed]:
     """Run the tasks of a level. Their records are forwarded in the same order, whatever the order
     of the runs.
@@ -168,7 +173,7 @@ def _run_tasks(
     sent: dict[int, list[Addressed]] = {}
     order = range(len(inboxes))
     for partition in reversed(order) if backwards else order:
-        taken.place = first + partition
+        taken.place = (0, partition)
         sent[partition] = list(run(inboxes[partition], partition))
     return [each for partition in order for each in sent[partition]]
 
