@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from framework.execution.messages import AttemptHeader, Record, TaskReport
+from framework.execution.messages import AttemptHeader, Record
 from framework.execution.plan import Phase
 from framework.execution.ports import ProcessingJob
 from framework.testing.simulation.clock import TurnCounter
@@ -165,10 +165,8 @@ class FaultInjector:
     def _run_late(self, tasks: Sequence[_Late]) -> None:
         for each in tasks:
             self._late.remove(each)
-            reports: list[TaskReport] = []
             with self.turn(self.turns.next()):
-                each.tasks.run_task(each.task, reports)
-            refused = any(report.failure is not None for report in reports)
+                refused = each.tasks.run_late(each.task)
             header = each.tasks.header
             self.tell(
                 f"the late commit task ({each.tasks.name(each.task)}) of attempt {header.attempt_id} at transaction "

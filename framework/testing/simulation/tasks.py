@@ -149,6 +149,17 @@ class CommitTasks:
             )
         )
 
+    def run_late(self, task: CommitTask) -> bool:
+        """Run a task of an abandoned attempt. Its rows belong to no attempt. Returns whether it is
+        refused."""
+        taken, reports = _taken(self._topology), list[TaskReport]()
+        before, taken.rows = taken.rows, {}
+        try:
+            self.run_task(task, reports)
+        finally:
+            taken.rows = before
+        return any(report.failure is not None for report in reports)
+
     def summary(self, reports: Sequence[TaskReport], held: Mapping[int, int]) -> PhaseResult:
         expected = expected_reports(self._topology, Phase.COMMIT, spread=len(self._parts))
         return summarise(self._topology.plan, Phase.COMMIT, reports, expected, held)
