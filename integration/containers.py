@@ -33,6 +33,8 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 from testcontainers.core.container import DockerContainer
 
+_FOLDER_LABEL = "ratchet.folder"
+_REMOVE_TIMEOUT_S = 240.0
 _ENVIRONMENT = {"PATH": PATH, "LANG": "C.UTF-8"}
 #: A part of the engine's answer when processes did not stop in time, and how often to try again.
 _NOT_FROZEN, _FREEZE_TRIES, _FREEZE_AGAIN_S = "unable to freeze", 20, 0.2
@@ -64,7 +66,7 @@ class ContainerHost(Host):
                 user="root",
                 environment=_ENVIRONMENT,
                 volumes=_volumes(folder, reads),
-                labels={OWNER_LABEL: _reaper().owner},
+                labels=_labels(folder),
             )
             try:
                 code = container.wait(timeout=TOOL_TIMEOUT_S)["StatusCode"]
@@ -79,6 +81,31 @@ class ContainerHost(Host):
 
     def launch(self, launch: Launch) -> Running:
         return _Container(find_image(self.kind), launch)
+
+    def remove_left_behind(self, folder: Path) -> None:
+        """The reaper of the killed process may be slow, or may be killed, too."""
+        deadline = time.monotonic() + _REMOVE_TIMEOUT_S
+        try:
+            while left := _left_in(folder.absolute()):
+                if time.monotonic() > deadline:
+                    raise ServerError(f"{folder}: {left[0].name} cannot be removed: remove it by `docker rm -f`")
+                for each in left:
+                    with contextlib.suppress(APIError):  # the reaper may be removing it
+                        each.remove(force=True, v=True)
+                time.sleep(_FREEZE_AGAIN_S)
+        except (DockerException, OSError) as error:
+            raise ServerError(f"{folder}: {str(error).splitlines()[0][:300]}") from error
+
+
+def _left_in(folder: Path) -> list[Any]:
+    """The containers with a server or a tool in a folder."""
+    found = engine().containers.list(all=True, ignore_removed=True, filters={"label": _FOLDER_LABEL})
+    return [each for each in found if Path(each.labels[_FOLDER_LABEL]).is_relative_to(folder)]
+
+
+def _labels(folder: Path) -> dict[str, str]:
+    """Those of a container that ends with this process."""
+    return {OWNER_LABEL: _reaper().owner, _FOLDER_LABEL: str(folder.absolute())}
 
 
 def _volumes(folder: Path, reads: Sequence[Path]) -> dict[str, dict[str, str]]:
@@ -100,7 +127,7 @@ class _Container(Running):
             container.with_env(key, value)
         for path, how in _volumes(launch.folder, launch.reads).items():
             container.with_volume_mapping(path, how["bind"], how["mode"])
-        labels = {OWNER_LABEL: _reaper().owner} if launch.guarded else {}
+        labels = _labels(launch.folder) if launch.guarded else {}
         container.with_kwargs(
             entrypoint=[], network_mode="host", user="root", working_dir=str(launch.folder), labels=labels
         )

@@ -150,6 +150,7 @@ class EmbeddedServers:
             lock.truncate(0)
             lock.write(str(os.getpid()))
             lock.flush()
+            self.kafka.host.remove_left_behind(self.folder)
         except BaseException:
             lock.close()
             raise

@@ -119,6 +119,11 @@ class Host(ABC):
     def launch(self, launch: Launch) -> Running:
         """Start a server. Raises ``ServerError``."""
 
+    def remove_left_behind(self, folder: Path) -> None:
+        """Remove the servers in a folder that a killed process has left, and wait until they have
+        ended. Only the owner of the folder may call this. Raises ``ServerError``. Nothing needs to
+        be done where guardians hold ``held_files`` until their servers have ended."""
+
 
 def ending_signal(exit_code: int | None) -> str | None:
     """The name of the signal that ended a program, such as "SIGSEGV"; None if no signal did. Takes

@@ -574,10 +574,17 @@ def test_a_second_run_right_after_a_kill_waits_for_the_first_ones_servers(tmp_pa
     assert parent.stdout.readline() == "up\n"
     with pytest.raises(ServerError, match="servers already run in"):
         EmbeddedServers(tmp_path).start()
+    guardians = psutil.Process(parent.pid).children()  # or the reaper of the containers
+    assert guardians
+    for each in guardians:
+        each.suspend()
     parent.kill()
     parent.wait(PATIENCE_S)
+    late = threading.Timer(8, lambda: [each.resume() for each in guardians])
+    late.start()
     with EmbeddedServers(tmp_path) as again:
         assert _cluster_id(again)
+    late.join()
 
 
 @pytest.mark.parametrize("guarded", [True, False])
