@@ -37,7 +37,7 @@ _FOLDER_LABEL = "ratchet.folder"
 _REMOVE_TIMEOUT_S = 240.0
 _ENVIRONMENT = {"PATH": PATH, "LANG": "C.UTF-8"}
 #: A part of the engine's answer when processes did not stop in time, and how often to try again.
-_NOT_FROZEN, _FREEZE_TRIES, _FREEZE_AGAIN_S = "unable to freeze", 20, 0.2
+_NOT_FROZEN, _FREEZE_TRIES, _AGAIN_S = "unable to freeze", 20, 0.2
 
 
 class ContainerHost(Host):
@@ -92,7 +92,7 @@ class ContainerHost(Host):
                 for each in left:
                     with contextlib.suppress(APIError):  # the reaper may be removing it
                         each.remove(force=True, v=True)
-                time.sleep(_FREEZE_AGAIN_S)
+                time.sleep(_AGAIN_S)
         except (DockerException, OSError) as error:
             raise ServerError(f"{folder}: {str(error).splitlines()[0][:300]}") from error
 
@@ -186,7 +186,7 @@ class _Container(Running):
             except APIError as error:
                 if _NOT_FROZEN not in str(error) or not left:
                     raise
-                time.sleep(_FREEZE_AGAIN_S)
+                time.sleep(_AGAIN_S)
 
     def resume(self) -> None:
         self._container.unpause()

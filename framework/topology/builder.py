@@ -89,10 +89,7 @@ class Topology(Graph):
         if self.at_least_once:
             return []
         found = [state.location for state in self.states if not state.can_undo]
-        for component in self.headerless():
-            if isinstance(component.instance, Bolt) and not component.instance.can_undo:
-                found.append(f"bolt {component.id!r}")
-        return found
+        return found + [f"bolt {each.id!r}" for each in self.headerless() if not each.can_undo]
 
     def commits_first(self) -> frozenset[str]:
         """The components of which none has run its commit phase after one that writes for good. If

@@ -90,8 +90,9 @@ class Component:
     def writes_for_good(self) -> bool:
         """Whether tasks write what cannot be undone: those of a committer, or of a bolt with states
         below one. Data of a state that ``publishes`` is not in use before all tasks have ended."""
-        publishes = bool(self.states) and all(state.can_undo or state.publishes for state in self.states)
-        return (self.committer or bool(self.states)) and not self.can_undo and not publishes
+        if self.states:
+            return not all(state.can_undo or state.publishes for state in self.states)
+        return self.committer and not self.can_undo
 
     @property
     def refuses_whole(self) -> bool:

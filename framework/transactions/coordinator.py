@@ -48,7 +48,7 @@ emitting are one step.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
@@ -633,17 +633,10 @@ class Coordinator:
                 self._move(each, TransactionPhase.WAITING, now_ms)
         if self._stopping and refused and self._active[txid].lost and not self._can_undo:
             # A new leader could not know that nothing is written for good.
-            commands += self._roll_back(self._active[txid], now_ms)
+            commands += self._emit([self._active[txid]], now_ms)
         elif self._stopping:
             commands += self._stop_now(None)
         return commands
-
-    def _roll_back(self, transaction: _Transaction, now_ms: int) -> list[Command]:
-        """Begin a roll-back while the run stops."""
-        txid = transaction.txid
-        transaction.attempt_id = self._attempts[txid] = self._attempts.get(txid, 0) + 1
-        self._move(transaction, TransactionPhase.ROLLING_BACK, now_ms)
-        return [*self._write({txid: (transaction.attempt_id, transaction.plan)}), self._started(transaction)]
 
     def _is_refused(self, txid: int, failure: TaskFailure) -> bool:
         """Whether an attempt failed because of a record's value."""
@@ -755,20 +748,23 @@ class Coordinator:
             return commands
         emitted = [each for _, each in sorted(self._active.items()) if each.phase is TransactionPhase.WAITING]
         if emitted:
-            for each in emitted:
-                each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
-                phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
-                self._move(each, phase, now_ms)
-            if not all(each.is_short for each in emitted):
-                commands += self._close()
-            commands += self._write({each.txid: (each.attempt_id, each.plan) for each in emitted})
-            commands += map(self._started, emitted)
+            commands += self._emit(emitted, now_ms)
         idle = self._planning is None and self._suspects is None
         if idle and len(self._active) < self._max_pending and not self._rolling_back():
             self._planning = max(self._active, default=self.currtx - 1) + 1
             divisor = min(DIVISOR_STEP ** self._timeouts.get(self._planning, 0), DIVISOR_MAX)
             commands.append(AskPlan(self._generation, self._planning, self.planned_to, divisor))
         return commands
+
+    def _emit(self, transactions: Sequence[_Transaction], now_ms: int) -> list[Command]:
+        """Begin an attempt at each of these transactions: its processing, or its roll-back."""
+        for each in transactions:
+            each.attempt_id = self._attempts[each.txid] = self._attempts.get(each.txid, 0) + 1
+            phase = TransactionPhase.ROLLING_BACK if each.lost else TransactionPhase.PROCESSING
+            self._move(each, phase, now_ms)
+        closes = [] if all(each.is_short for each in transactions) else self._close()
+        writes = self._write({each.txid: (each.attempt_id, each.plan) for each in transactions})
+        return [*closes, *writes, *map(self._started, transactions)]
 
     def _started(self, transaction: _Transaction) -> Command:
         txid, attempt_id, plan = transaction.txid, transaction.attempt_id, transaction.plan

@@ -92,11 +92,14 @@ def builder(take: int, kind: Any = OpaqueMemoryTransactionalSpout) -> Transactio
     return TransactionalTopologyBuilder("order", "spout", kind(halves, FIELDS, take, on_bad_record="skip"))
 
 
+def summed(folder: Path) -> StateCommitter:
+    return StateCommitter(OpaqueMapState(SqliteBackend(folder / "x.db", "sums")), ["word"], {"total": Sum("n")})
+
+
 def summing(folder: Path, take: int, tasks: int = 1, refuses: int = -1) -> Topology:
     made = builder(take)
-    sums = StateCommitter(OpaqueMapState(SqliteBackend(folder / "x.db", "sums")), ["word"], {"total": Sum("n")})
     made.set_bolt("outside", Outside(folder, refuses), tasks).fields_grouping("spout", Fields("word"))
-    made.set_bolt("sums", sums, tasks).fields_grouping("spout", Fields("word"))
+    made.set_bolt("sums", summed(folder), tasks).fields_grouping("spout", Fields("word"))
     return made.build()
 
 
@@ -144,8 +147,7 @@ def test_a_table_without_a_stamp_refuses_a_value_before_it_writes(tmp_path: Path
     table = SqliteTable(tmp_path / "shop.db", "rows", stamp=None)
     made.set_bolt("rows", AppendCommitter(table)).global_grouping("spout")
     if beside:
-        sums = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "sums")), ["word"], {"total": Sum("n")})
-        made.set_bolt("sums", sums).global_grouping("spout")
+        made.set_bolt("sums", summed(tmp_path)).global_grouping("spout")
     store = MemoryStore()
     with submit(made.build(), {}, store, "local") as run:
         run.wait_until_caught_up(PATIENCE_S)
@@ -235,7 +237,7 @@ class Writes(BaseBatchBolt):
             table.bind(FIELDS)
 
     def prepare(self, conf: Any, context: Any, collector: Any, batch_id: Any) -> None:
-        self._attempt, self._rows, self._collector = batch_id, [], collector
+        self._attempt, self._rows = batch_id, []
 
     def execute(self, tup: Any) -> None:
         self._rows.append({"word": tup["word"], "n": tup["n"]})
@@ -299,8 +301,7 @@ def test_a_bolt_with_a_state_below_a_committer_commits_last_too(tmp_path: Path) 
     made = builder(100, MemoryTransactionalSpout)
     made.set_bolt("passes", Passes()).global_grouping("spout")
     made.set_bolt("writes", Writes(table_of(tmp_path, "a"))).global_grouping("passes")
-    sums = StateCommitter(OpaqueMapState(SqliteBackend(tmp_path / "x.db", "sums")), ["word"], {"total": Sum("n")})
-    made.set_bolt("sums", sums).global_grouping("passes")
+    made.set_bolt("sums", summed(tmp_path)).global_grouping("passes")
     with submit(made.build(), {}, MemoryStore(), "local") as run:
         run.wait_until_caught_up(PATIENCE_S)
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from framework.execution.failures import TaskFailure
-from framework.execution.level_walk import delivered, walk
+from framework.execution.level_walk import walk
 from framework.execution.messages import AttemptHeader, CommitterState, Piece, Record, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
 from framework.execution.ports import PhaseResult, ProcessingJob, is_even, seeds, summarise
@@ -54,10 +54,9 @@ def process(topology: PlannedTopology, job: ProcessingJob, *, backwards: bool = 
     widths = [level.partitions for level in plan.processing]
 
     def run(number: int, inboxes: Sequence[list[Record]]) -> Iterable[Addressed]:
-        last = number + 1 == len(widths)
-        return _run_tasks(
-            inboxes,
-            lambda records, partition: run_level(
+        def run_task(records: list[Record], partition: int) -> Iterable[Addressed]:
+            taken.place = (0, partition)
+            return run_level(
                 laid_out,
                 Phase.PROCESSING,
                 records,
@@ -65,11 +64,10 @@ def process(topology: PlannedTopology, job: ProcessingJob, *, backwards: bool = 
                 level=number,
                 partition=partition,
                 width=len(inboxes),
-                encode=last,
-            ),
-            taken,
-            backwards=backwards,
-        )
+                encode=number + 1 == len(widths),
+            )
+
+        return _run_tasks(inboxes, run_task, backwards=backwards)
 
     inboxes: dict[int, list[Record]] = {task: [seed] for task, seed in enumerate(seeds(plan, job))}
     records = walk(widths, run, inboxes)
@@ -106,18 +104,18 @@ class CommitTasks:
     def run(self, run_task: Callable[[CommitTask], Iterable[Addressed]], *, backwards: bool = False) -> None:
         """Run all tasks by ``run_task``, level by level. The records of a level are forwarded in
         the same order, whatever the order of the runs."""
-        inboxes = self._parts
-        for level in range(len(self._topology.plan.commit)):
-            sent: dict[int, list[Addressed]] = {}
-            order = range(len(inboxes))
-            for number in reversed(order) if backwards else order:
-                sent[number] = list(run_task(CommitTask(level, number, inboxes[number])))
-            arrived = delivered(each for number in order for each in sent[number])
-            inboxes = [arrived.get(number, []) for number in range(self._width(level + 1))]
+        walk(
+            [self._width(level) for level in range(len(self._topology.plan.commit))],
+            lambda level, inboxes: _run_tasks(
+                inboxes,
+                lambda records, number: run_task(CommitTask(level, number, records)),
+                backwards=backwards,
+            ),
+            dict(enumerate(self._parts)),
+        )
 
     def _width(self, level: int) -> int:
-        levels = self._topology.plan.commit
-        return levels[level].partitions if level < len(levels) else 0
+        return self._topology.plan.commit[level].partitions if level else len(self._parts)
 
     def name(self, task: CommitTask) -> str:
         """The committers of a task, or its components, and its number if they have several
@@ -143,7 +141,7 @@ class CommitTasks:
                 reports.append,
                 level=task.level,
                 partition=task.number,
-                width=self._width(task.level) if task.level else len(self._parts),
+                width=self._width(task.level),
                 encode=False,
                 header=self.header,
             )
@@ -174,7 +172,6 @@ def _taken(topology: PlannedTopology) -> RowsTaken:
 def _run_tasks(
     inboxes: Sequence[list[Record]],
     run: Callable[[list[Record], int], Iterable[Addressed]],
-    taken: RowsTaken,
     *,
     backwards: bool,
 ) -> list[Addressed]:
@@ -184,7 +181,6 @@ def _run_tasks(
     sent: dict[int, list[Addressed]] = {}
     order = range(len(inboxes))
     for partition in reversed(order) if backwards else order:
-        taken.place = (0, partition)
         sent[partition] = list(run(inboxes[partition], partition))
     return [each for partition in order for each in sent[partition]]
 
