@@ -119,9 +119,9 @@ class AppendCommitter(TableCommitter[Table, RowBuffer]):
     def may_try_writes(self) -> bool:
         return isinstance(self.table, RowTable)
 
-    def try_writes(self) -> None:
+    def try_writes(self, *, alone: bool) -> None:
         if self._attempt is not None and self._batches and isinstance(self.table, RowTable):
-            self.table.try_write(self._attempt, self._batches)
+            self.table.try_write(self._attempt, self._batches, alone=alone)
 
     def finish_batch(self) -> None:
         if self._attempt is None:

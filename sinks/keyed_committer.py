@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class KeyedCommitter(ArrowBolt, Committer):
     deterministic = True
     commits_on_driver = True
     takes_batches_whole = True
+    tries_in_order = True
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         name = type(self).__name__
@@ -66,6 +68,15 @@ class KeyedCommitter(ArrowBolt, Committer):
 
     def _begin_attempt(self) -> None:
         """Drop what an earlier attempt left in this copy. Called by ``prepare``."""
+
+    def try_writes(self, *, alone: bool) -> None:
+        if self._attempt is not None:
+            with self.state.trying(self._attempt):
+                for _ in self.finish_batch():
+                    pass
+
+    @abstractmethod
+    def finish_batch(self) -> Iterable[pa.RecordBatch]: ...
 
     def _keys(self, rows: pa.Table) -> list[Key]:
         """The keys of records. Raises ``BadRecordError`` for a null."""

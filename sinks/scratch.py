@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from framework.errors import InvariantViolation, TopologyError
-from framework.topology import Fields, Header, Reach, Stamp
+from framework.topology import Fields, Header, OpenCommit, Reach, Stamp, TransactionAttempt
 from framework.topology.canonical_form import RowForm
 from sinks.backend import Key, MapBackend, Row, Value
 from sinks.memory import MemoryBackend
@@ -118,6 +119,41 @@ def _pickled(key: Key, row: Row) -> Row:
 def _unpickled(row: Row, form: RowForm) -> Row:
     value, prev = (form(pickle.loads(each[1])) if each is not None else None for each in (row.value, row.prev))
     return row._replace(value=value, prev=prev)
+
+
+class TriedBackend(_Upon):
+    """The rows of a sink, as an attempt that only tries its commit uses them. What it writes is
+    dropped, and rows that fall due by time are not found."""
+
+    def __init__(self, rows: MapBackend, attempt: TransactionAttempt) -> None:
+        super().__init__(rows)
+        self._attempt = attempt
+
+    @property
+    def fields(self) -> tuple[Fields, Fields]:
+        return self._rows.fields
+
+    def read_header(self) -> Header:
+        """The header as it would be in the commit."""
+        txid, attempt_id, fence = self._attempt.txid, self._attempt.attempt_id, self._attempt.fence
+        if fence is None:
+            raise InvariantViolation(f"{self.location}: only attempts of a driver try their commit")
+        opened = OpenCommit(txid, attempt_id, fence.plan_digest)
+        return replace(self._rows.read_header(), epoch=fence.epoch, open=opened, done=txid - 1)
+
+    def multi_get(self, keys: Sequence[Key]) -> list[Row | None]:
+        return self._rows.multi_get(keys)
+
+    def scan(self) -> Iterator[tuple[Key, Row]]:
+        return self._rows.scan()
+
+    def due(self, column: str, after: int, upto: int, *, txid: int | None) -> Iterator[tuple[Key, Row]]:
+        return iter(())
+
+    def multi_put(
+        self, header: Header, keys: Sequence[Key], expected_stamps: Sequence[Stamp | None], rows: Sequence[Row]
+    ) -> None:
+        pass
 
 
 #: The writer of marks in a replay: keys that were read, and whose values are unknown.

@@ -186,17 +186,18 @@ class StateCommitter(ArrowBolt, Committer):
             return None
         return pickle.dumps(partials, protocol=pickle.HIGHEST_PROTOCOL) if partials else b""
 
-    #: The records of a key before a record decide whether its sum still fits.
+    #: The records of a key before a record decide whether its value still fits.
     tries_in_order = True
 
     def may_try_writes(self) -> bool:
         return type(self) is StateCommitter
 
-    def try_writes(self) -> None:
-        """Only checks sums, and not those of a batch that waits in a file."""
-        fold = self._prepared()
-        if self._attempt is not None and not fold.is_large and (deltas := fold.finish()) is not None:
-            self.state.check_sums(self._attempt, pa.Table.from_batches([deltas]), self.aggregates)
+    def try_writes(self, *, alone: bool) -> None:
+        """Does nothing for a batch that waits in a file."""
+        if self._attempt is not None and not self._prepared().is_large:
+            with self.state.trying(self._attempt):
+                for _ in self.finish_batch():
+                    pass
 
     def take_for_commit(self, kept: bytes) -> None:
         if kept:

@@ -51,7 +51,7 @@ from sinks.map_snapshot_reader import MapReading
 from sinks.read_as_of import as_of, at_one_moment, check_held
 from sinks.rebuild_exchange import exchangeable
 from sinks.refused_rows import UNREADABLE, explained_in, strange_row
-from sinks.scratch import InSink, ReplayBackend, scratch_backend
+from sinks.scratch import InSink, ReplayBackend, TriedBackend, scratch_backend
 from sinks.values import TransactionalValue, value_before
 
 Updater = Callable[[Any], Any]
@@ -67,6 +67,8 @@ class MapState(KeyedState, RebuildableState):
     Between ``begin_commit`` and ``commit`` nothing is written to the backend. ``commit`` writes
     every key once (C12).
     """
+
+    may_be_referenced = False
 
     def __init__(self, backend: MapBackend) -> None:
         self.backend = backend
@@ -175,6 +177,17 @@ class MapState(KeyedState, RebuildableState):
             commit.found.update((each.key, each.row) for each in page)
             yield [(key, value) for _, key, row, _ in page if (value := self._base(row, txid)) is not None]
 
+    @contextmanager
+    def trying(self, attempt: TransactionAttempt) -> Iterator[None]:
+        """Let a commit of this attempt read the state, and drop what it writes. ``due`` finds
+        nothing."""
+        backend = self.backend
+        self.backend = TriedBackend(backend, attempt)
+        try:
+            yield
+        finally:
+            self.backend, self._commit = backend, None
+
     def write(self) -> None:
         """Write the updates so far, by one step under the header, and forget what was read, so that
         a commit of many rows needs little memory. If the attempt ends before ``commit``, the next
@@ -206,35 +219,6 @@ class MapState(KeyedState, RebuildableState):
         """Raise ``BadRecordError`` for a row that the backend would refuse. ``deltas``: as in
         ``apply``. Called in processing."""
         self.backend.check_rows(deltas)
-
-    def check_sums(self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate]) -> None:
-        """Raise ``BadRecordError`` for a sum of integers or decimals that leaves its type when
-        ``apply`` adds ``deltas`` to the values before this transaction. Reads them, and writes
-        nothing."""
-        sums = {name: place for place, name in enumerate(aggregates) if _is_exact_sum(aggregates[name], deltas, name)}
-        if not sums:
-            return
-        key = [name for name in deltas.column_names if name not in aggregates]
-        keys: list[Key] = list(zip(*(python_values(deltas.column(name), name) for name in key), strict=True))
-        rows = self.backend.multi_get(keys)
-        before = [self._base(row, attempt.txid) if row is not None else None for row in rows]
-        for name, place in sums.items():
-            held = [value[place] if value is not None else None for value in before]
-            merged = list(map(aggregates[name].merge, held, python_values(deltas.column(name), name)))
-            self._check_sum(deltas, key, name, merged)
-
-    def _check_sum(self, deltas: pa.Table, key: Sequence[str], name: str, merged: Sequence[Any]) -> None:
-        """``merged``: the sum ``name`` of each row of ``deltas``."""
-        kind = deltas.schema.field(name).type
-        try:
-            results_column(self.location, name, merged, kind)
-        except BadRecordError:
-            for row, value in enumerate(merged):
-                try:
-                    results_column(self.location, name, [value], kind)
-                except BadRecordError as error:
-                    raise explained_in(error, deltas, row, name, key) from error
-            raise
 
     def apply(
         self, attempt: TransactionAttempt, deltas: pa.Table, aggregates: Mapping[str, Aggregate], *, want_values: bool
@@ -591,9 +575,24 @@ class MapState(KeyedState, RebuildableState):
         columns = {name: deltas.column(name) for name in names}
         for name, column in zip(aggregates, zip(*values, strict=True) if values else ((),) * len(nothing), strict=True):
             kind = deltas.schema.field(name).type
-            columns[name] = pa.chunked_array([results_column(self.location, name, column, kind)])
+            columns[name] = pa.chunked_array([self._results(deltas, names, name, column, kind)])
         commit.written.update(written)
         return pa.table(columns)
+
+    def _results(
+        self, deltas: pa.Table, key: Sequence[str], name: str, values: Sequence[Any], kind: pa.DataType
+    ) -> pa.Array:
+        """The new values of the aggregate ``name``, one per row of ``deltas``. The
+        ``BadRecordError`` for a value that its type does not hold tells the row."""
+        try:
+            return results_column(self.location, name, values, kind)
+        except BadRecordError:
+            for row, value in enumerate(values):
+                try:
+                    results_column(self.location, name, [value], kind)
+                except BadRecordError as error:
+                    raise explained_in(error, deltas, row, name, key) from error
+            raise
 
     def _open_standalone(self, attempt: TransactionAttempt) -> Header:
         header = self.backend.prepare(STANDALONE)
@@ -665,11 +664,6 @@ class OpaqueMapState(MapState):
 
     def _replaced(self, row: Row | None, commit: MapCommit, value: Value | None) -> Row:
         return row_after(row, commit, value)
-
-
-def _is_exact_sum(aggregate: Aggregate, deltas: pa.Table, name: str) -> bool:
-    kind = deltas.schema.field(name).type
-    return aggregate.merge_rule == "add" and (pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 def _scratch(state: FencedState) -> MapState:

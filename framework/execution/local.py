@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from framework.execution.failures import FailureKind, FrameFailed, TaskFailure
 from framework.execution.messages import AttemptHeader, Record, TaskReport
-from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.plan import ExecutionPlan, Layout, Phase
 from framework.execution.ports import (
     DeadAttempts,
     PhaseResult,
     ProcessingJob,
     TaskWatcher,
     held_rows,
-    is_even,
+    layout_of,
     seeds,
     summarise,
 )
@@ -32,7 +32,7 @@ class LocalExecutor:
 
     def __init__(self, plan: ExecutionPlan, conf: Mapping[str, Any], watcher: TaskWatcher | None = None) -> None:
         self._topology = PlannedTopology(plan, conf, watcher)
-        self._committing = self._topology.for_batch(True, collapsed=True)
+        self._committing = self._topology.for_batch(Layout.EVEN, collapsed=True)
         self._results: dict[AttemptHeader, tuple[list[Record], dict[int, int]]] = {}
         self._dead = DeadAttempts()
         self._lock = threading.Lock()
@@ -53,8 +53,7 @@ class LocalExecutor:
         reports: list[TaskReport] = []
         if job.header in self._dead:
             return PhaseResult(DeadAttempts.failure(job.header, Phase.PROCESSING))
-        even = is_even(self._topology.plan, job.partition_records)
-        topology = self._topology.for_batch(even, collapsed=True)
+        topology = self._topology.for_batch(layout_of(self._topology.plan, job), collapsed=True)
         plan = topology.plan
         try:
             records = run_processing(

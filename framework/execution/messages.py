@@ -28,8 +28,8 @@ class AttemptHeader:
     """The attempt that a task works for. Every task of the attempt has the header, even a task
     without rows. ``opens_from``: as in ``CommitFence``, for a commit in one step. ``is_probe``: the
     tasks process a part of the batch to find refused records, and nothing is committed (ADR 128).
-    ``tries_writes``: the committers that try their writes in the processing phase, and undo
-    them."""
+    ``tries_writes``: the committers that try their writes in a probe, and undo them.
+    ``tries_in_order``: the accepted records before those in question precede them."""
 
     topology_id: str
     _: KW_ONLY
@@ -40,6 +40,7 @@ class AttemptHeader:
     incarnation: str = ""
     is_probe: bool = False
     tries_writes: frozenset[str] = frozenset()
+    tries_in_order: bool = False
     opens_from: Header | None = field(default=None, compare=False, repr=False)
 
     def attempt(self, component_id: str, task: int) -> TransactionAttempt:

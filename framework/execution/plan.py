@@ -16,6 +16,9 @@ the processing phase (ADR 24).
 A batch that one Spark task runs as a whole has a third layout, in which the only committer has one
 task: that task commits in one step of the store, which two tasks could not (ADR 115).
 
+In a probe that tries writes, committers get no watermarks, so those that only get watermarks from
+other committers also execute and try in the processing phase (ADR 135).
+
 Segments are assigned to *levels* by their longest path from the source. All tasks of a level run
 concurrently, and one shuffle lies between two levels. So a phase is always a single chain, however
 the graph branches, and no result is computed twice. Rows for a later level pass through the levels
@@ -53,6 +56,15 @@ _SHARING = (FieldsGrouping, LocalOrShuffleGrouping, ShuffleGrouping)
 class Phase(Enum):
     PROCESSING = "processing"
     COMMIT = "commit"
+
+
+class Layout(Enum):
+    """``EVEN`` and ``UNEVEN``: of a batch of which the spout's tasks read about equal shares, or
+    not. ``TRIAL``: of a probe that tries writes."""
+
+    EVEN = "even"
+    UNEVEN = "uneven"
+    TRIAL = "trial"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +181,8 @@ class ExecutionPlan:
     #: For each ``DataFrameBolt``, the segment that emits the result of Spark SQL. ``segment_of``
     #: has the segment that collects its input.
     frame_outputs: Mapping[tuple[Phase, str], Segment] = field(default_factory=dict)
+    #: As ``Graph.only_writer``, for the tasks of this layout.
+    only_writer: str | None = None
     #: The layout for batches of which the spout's tasks read unequal shares; None when it equals
     #: this one. Both layouts share the components, the edges except for ``fused``, and the commit
     #: phase.
@@ -176,13 +190,17 @@ class ExecutionPlan:
     #: The layout for batches that one Spark task runs as a whole, with one task of the only
     #: committer; None when such batches use the other two.
     collapsed: ExecutionPlan | None = None
+    #: The layout for probes that try writes, without watermarks and without the components that
+    #: cannot try; None when such probes use the others.
+    trial: ExecutionPlan | None = None
 
-    def for_batch(self, even: bool, *, collapsed: bool = False) -> ExecutionPlan:
-        """The layout for a batch. ``even``: the spout's tasks read about equal shares of it.
-        ``collapsed``: one Spark task runs it as a whole."""
+    def for_batch(self, layout: Layout, *, collapsed: bool = False) -> ExecutionPlan:
+        """The layout for a batch. ``collapsed``: one task runs it as a whole."""
+        if layout is Layout.TRIAL and self.trial is not None:
+            return self.trial
         if collapsed and self.collapsed is not None:
             return self.collapsed
-        return self if even or self.uneven is None else self.uneven
+        return self if layout is Layout.EVEN or self.uneven is None else self.uneven
 
     def frames_gathered_at(self, phase: Phase, level: int) -> list[str]:
         """The DataFrame bolts whose input is complete after a level. Spark SQL runs between this
@@ -287,7 +305,29 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
         plan,
         uneven=None if plan.processing == uneven.processing else uneven,
         collapsed=_in_one_step(topology, uneven),
+        trial=_trial(topology, plan),
     )
+
+
+def _trial(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
+    """Return the layout without watermarks, and without what is below other committers."""
+    clocks = {each.id for each in topology.components if _is_clock(each)}
+    if not clocks:
+        return None
+    kept: dict[str, Component] = {}
+    for each in topology.components:
+        rows = tuple(sub for sub in each.subscriptions if sub.component_id not in clocks)
+        above = [kept.get(sub.component_id) for sub in rows]
+        if each.id not in clocks and all(source is not None and not source.committer for source in above):
+            kept[each.id] = replace(each, subscriptions=rows)
+    made = _laid_out(Graph(topology.id, tuple(kept.values())), frozenset())
+    own = {name: plan.components[name] for name in made.components}
+    return replace(made, components=own, only_writer=plan.only_writer)
+
+
+def _is_clock(component: Component) -> bool:
+    bolt: Any = component.instance
+    return isinstance(bolt, Committer) and bolt.sends_only_watermarks
 
 
 def _in_one_step(topology: Graph, uneven: ExecutionPlan) -> ExecutionPlan | None:
@@ -370,6 +410,7 @@ def _laid_out(topology: Graph, spread: frozenset[str]) -> ExecutionPlan:
         commit_roots=roots,
         segment_of=segments,
         frame_outputs=frames,
+        only_writer=topology.only_writer(),
     )
 
 

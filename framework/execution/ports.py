@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader, Seed, TaskReport
-from framework.execution.plan import Edge, ExecutionPlan, Phase
+from framework.execution.plan import Edge, ExecutionPlan, Layout, Phase
 from framework.topology.bolts import LookupCounts
 from framework.topology.spouts import ReadCounts, TransactionalSpout
 
@@ -165,7 +165,15 @@ def seeds(plan: ExecutionPlan, job: ProcessingJob) -> list[Seed]:
     ]
 
 
-def is_even(plan: ExecutionPlan, partition_records: Mapping[str, int | None]) -> bool:
+def layout_of(plan: ExecutionPlan, job: ProcessingJob) -> Layout:
+    """The layout for a batch. Depends only on the header and the batch's plan, so that a replay has
+    the same layout."""
+    if job.header.is_probe and job.header.tries_writes:
+        return Layout.TRIAL
+    return Layout.EVEN if _is_even(plan, job.partition_records) else Layout.UNEVEN
+
+
+def _is_even(plan: ExecutionPlan, partition_records: Mapping[str, int | None]) -> bool:
     """Whether each spout task reads at least half of an even share of a batch. Depends only on the
     batch's plan, so that a replay has the same layout. False when the number of records is unknown,
     and for a general spout, whose emitters divide the batch themselves."""

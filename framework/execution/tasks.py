@@ -43,7 +43,7 @@ from framework.execution.messages import (
     TaskReport,
 )
 from framework.execution.payload_encryption import decrypt, encrypt
-from framework.execution.plan import Edge, ExecutionPlan, Phase, Segment, TaskComponent
+from framework.execution.plan import Edge, ExecutionPlan, Layout, Phase, Segment, TaskComponent
 from framework.execution.ports import DeadAttempts, TaskWatcher
 from framework.observe.logs import get_logger
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
@@ -55,6 +55,10 @@ from framework.topology.tuples import rows_of, tuple_class
 
 Addressed = tuple[int, Record]
 _log = get_logger()
+
+
+def _dropped(stream: str, batch: pa.RecordBatch, task: int | None) -> None:
+    """Takes what a committer emits that only tries its writes."""
 
 
 class PlannedTopology:
@@ -70,10 +74,10 @@ class PlannedTopology:
         self._layouts: dict[int, PlannedTopology] = {id(plan): self}
         self._parallelisms = {each.id: each.parallelism for each in plan.components.values()}
 
-    def for_batch(self, even: bool, *, collapsed: bool = False) -> PlannedTopology:
+    def for_batch(self, layout: Layout, *, collapsed: bool = False) -> PlannedTopology:
         """This topology in the layout for a batch, as ``ExecutionPlan.for_batch`` says. All layouts
         share the pickled components and the shared spouts."""
-        plan = self.plan.for_batch(even, collapsed=collapsed)
+        plan = self.plan.for_batch(layout, collapsed=collapsed)
         found = self._layouts.get(id(plan))
         if found is None:
             found = self._layouts[id(plan)] = PlannedTopology(plan, self.conf, self.watcher)
@@ -323,9 +327,11 @@ class _Runner:
         self._combiners.clear()
 
     def _try_writes(self, committer: Committer) -> None:
+        alone = not self.task.header.tries_in_order or self.component.id != self.task.topology.plan.only_writer
+        self.collector.sink, self.collector.subscribers = _dropped, frozenset()
         try:
             with self.guarded():
-                committer.try_writes()
+                committer.try_writes(alone=alone)
         except _UserCodeFailed as error:
             raise _UserCodeFailed(replace(error.failure, is_of_try=True)) from error
 
@@ -334,12 +340,16 @@ class _Runner:
         committer keeps only a part (``keep_for_commit``), the commit phase makes a new copy: the
         same component, in the same attempt, with the same rows taken in. Its emitted rows have left
         the collector."""
+        frozen, header = self._frozen(), self.task.header
+        if isinstance(self.bolt, Committer) and header.is_probe and self.component.id in header.tries_writes:
+            self._try_writes(self.bolt)
+        return frozen
+
+    def _frozen(self) -> CommitterState:
         kept = None
         if isinstance(self.bolt, Committer):
             with self.guarded():
                 kept = self.bolt.keep_for_commit()
-            if self.component.id in self.task.header.tries_writes:
-                self._try_writes(self.bolt)
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None

@@ -402,8 +402,10 @@ class Committer:
         """
         self._on_refused = on_refused
 
-    #: Whether ``try_writes`` may refuse a row because of the rows before it in the batch.
+    #: Whether ``try_writes`` always needs the rows before a row in the batch.
     tries_in_order: bool = False
+    #: Whether other committers get only watermarks from this one. A try goes without them.
+    sends_only_watermarks: bool = False
 
     def may_try_writes(self) -> bool:
         """Whether ``try_writes`` does something. Called on the driver."""
@@ -414,12 +416,16 @@ class Committer:
         nothing of the transaction."""
         return False
 
-    def try_writes(self) -> None:
-        """Called in the task after ``keep_for_commit``, if the store has refused a value of the
-        batch in the commit, and all earlier transactions are committed. Write what ``finish_batch``
-        would write, and undo the writes. Raises ``BadRecordError`` if the store refuses a value;
-        then probes find all records with such values (ADR 128). The batch of a probe is a part of
-        the batch; with ``tries_in_order``, all accepted records before that part precede it."""
+    def try_writes(self, *, alone: bool) -> None:
+        """Called in the task after the last call of the processing phase, if the store has refused
+        a value of the batch in the commit, and all earlier transactions are committed. Write what
+        ``finish_batch`` would write, and undo the writes. What is emitted is dropped. Raises
+        ``BadRecordError`` if the store refuses a value; then probes find all records with such
+        values (ADR 128).
+
+        ``alone``: the rows that decide whether a row is accepted may be missing, so raise only for
+        values that are refused whatever the other rows are. Otherwise all accepted records before
+        those in question precede them, and no other committer writes such rows (ADR 135)."""
 
     #: Set before each ``execute`` of a component that takes both rows that fall due by time and
     #: other rows: called for each row of this batch that is left out. None: no row of the batch may

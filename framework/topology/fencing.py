@@ -211,6 +211,8 @@ class FencedState(ABC):
     value_type: ValueType
     #: Whether what tasks write becomes visible only when the driver calls ``publish``.
     publishes: bool = False
+    #: Whether rows of other tables may refer to its rows, as by a foreign key.
+    may_be_referenced: bool = True
     #: Whether each transaction leaves files: many small transactions leave many small files.
     leaves_files: bool = False
 

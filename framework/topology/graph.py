@@ -129,6 +129,18 @@ class Graph:
             if each.id in for_good or any(above.id in for_good for above in upstream_of(self, each.id))
         )
 
+    def only_writer(self) -> str | None:
+        """The only committer that writes rows to which rows of other tables may refer, if it has
+        one task."""
+        writers = [each for each in self.components if each.committer and self._may_be_referenced(each)]
+        return writers[0].id if len(writers) == 1 and writers[0].parallelism == 1 else None
+
+    def _may_be_referenced(self, component: Component) -> bool:
+        if component.states:
+            return any(state.may_be_referenced for state in component.states)
+        bolt = component.instance
+        return not isinstance(bolt, Bolt) or not bolt.written_topics(self.id)
+
     def shape(self) -> dict[str, list[dict[str, Any]]]:
         """Components and the edges between them, JSON-able, for drawing."""
         return {

@@ -51,7 +51,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
-from types import MappingProxyType
 from typing import Union
 
 from framework.errors import BatchTooLargeError, InvariantViolation
@@ -225,7 +224,8 @@ class Persist:
 @dataclass(frozen=True, slots=True)
 class Process:
     """Start the processing phase. ``pins_errors``: an error of the user's code counts as the
-    refusal of a record. ``tries_writes``: these committers try in it what they would write."""
+    refusal of a record. ``tries_writes``: these committers try in it what they would write;
+    ``tries_in_order``: and refused records are searched in their order."""
 
     txid: int
     attempt_id: int
@@ -233,6 +233,7 @@ class Process:
     _: KW_ONLY
     pins_errors: bool = False
     tries_writes: frozenset[str] = frozenset()
+    tries_in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,7 @@ class _Transaction:
     narrower: Plan | None = None  # the plan after the roll-back; None: ask the source
     # the committers that try their writes before the commit, because a store has refused a value
     tries_writes: frozenset[str] = frozenset()
+    tries_in_order: bool = False
     timeouts: int = 0  # attempts with this plan that took too long
     is_short: bool = field(init=False)
 
@@ -354,10 +356,12 @@ class Coordinator:
     * ``commits_first``: if one of these components fails in the commit, the attempt has written
       nothing that cannot be undone. ``refuses_whole``: the same if one of these refuses a value.
       As long as no attempt may have written such things, a batch counts as one that can be undone.
-    * ``tries_writes``: committer -> the committers that try their writes in the processing phase
-      after its store has refused a value in the commit.
-    * ``tries_in_order``: those of them that also try after a refusal in the processing phase for
-      which no single record is to blame, such as a sum of several records.
+    * ``tries_writes``: the committers that try their writes in the processing phase after the store
+      of one of them has refused a value in the commit. The values that are refused alone are found.
+    * ``tries_in_order``: the same, if the records before a record may decide whether it is refused.
+      Those that are in ``tries_writes``, too, do this if the first try has found nothing. Others
+      also do it after a refusal in the processing phase for which no single record is to blame,
+      such as a sum of several records.
     * ``pins_errors``: when an error of the user's code has used up the attempts, treat it as a
       refused value.
     """
@@ -377,7 +381,7 @@ class Coordinator:
         commits_first: Collection[str] = (),
         refuses_whole: Collection[str] = (),
         pins_errors: bool = False,
-        tries_writes: Mapping[str, frozenset[str]] = MappingProxyType({}),
+        tries_writes: frozenset[str] = frozenset(),
         tries_in_order: frozenset[str] = frozenset(),
     ) -> None:
         self.currtx = recovered.currtx
@@ -669,8 +673,7 @@ class Coordinator:
                 "written to a sink that cannot undo",
             )
         searched, transaction.searched = transaction.searched, None
-        if searched is None and self._may_try(transaction, failure):
-            transaction.tries_writes |= self._tries_writes[failure.component_id]
+        if searched is None and self._will_try(transaction, failure):
             if transaction.opened:
                 transaction.lost, transaction.narrower = True, transaction.plan
             return None
@@ -694,15 +697,21 @@ class Coordinator:
         """Whether a roll-back undoes all that attempts at the transaction may have written."""
         return self._can_undo or not transaction.may_be_written
 
-    def _may_try(self, transaction: _Transaction, failure: TaskFailure) -> bool:
-        """Whether the next attempt may find, in its processing phase, the values that this attempt
-        has refused. All earlier transactions must be committed."""
-        if transaction.opened:
-            may_try = failure.component_id in self._tries_writes
-        else:
-            may_try = transaction.txid == self.currtx and failure.component_id in self._tries_in_order
-        may_search = self._narrowing is not None and self._narrowing.may_search(transaction.plan, failure)
-        return may_try and may_search and failure.component_id not in transaction.tries_writes
+    def _will_try(self, transaction: _Transaction, failure: TaskFailure) -> bool:
+        """Let the next attempts try writes if they may so find the values that this attempt has
+        refused. All earlier transactions must be committed. False: they find nothing more."""
+        if self._narrowing is None or not self._narrowing.may_search(transaction.plan, failure):
+            return False
+        component, tried = failure.component_id, transaction.tries_writes
+        if transaction.opened and component in self._tries_writes and component not in tried:
+            transaction.tries_writes |= self._tries_writes
+            return True
+        may_try = transaction.opened or (transaction.txid == self.currtx and component not in self._tries_writes)
+        if not may_try or component not in self._tries_in_order or (transaction.tries_in_order and component in tried):
+            return False
+        transaction.tries_writes |= self._tries_in_order
+        transaction.tries_in_order = True
+        return True
 
     def _lost(self, transaction: _Transaction, failure: TaskFailure) -> TaskFailure | None:
         """Decide how to go on when the source has lost a planned range. Returns the failure that
@@ -770,7 +779,14 @@ class Coordinator:
         txid, attempt_id, plan = transaction.txid, transaction.attempt_id, transaction.plan
         if transaction.lost:
             return RollBack(txid, attempt_id, plan)
-        return Process(txid, attempt_id, plan, pins_errors=self._pins(txid), tries_writes=transaction.tries_writes)
+        return Process(
+            txid,
+            attempt_id,
+            plan,
+            pins_errors=self._pins(txid),
+            tries_writes=transaction.tries_writes,
+            tries_in_order=transaction.tries_in_order,
+        )
 
     def _plan_suspects(self, now_ms: int) -> None:
         """During the search for a refused value, plan the next batch as a part of the batch that

@@ -29,7 +29,7 @@ from framework.execution.ports import PhaseResult
 from framework.topology.bolts import Bolt, Committer
 from framework.topology.builder import Topology
 from framework.topology.fencing import Header
-from framework.topology.graph import upstream_of
+from framework.topology.graph import Component
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit import RAISING
 from framework.transactions.commit_pace import CommitPace
@@ -124,7 +124,7 @@ class Term:
         self._counted: list[tuple[Plan, int | None]] = []
         self._report = TermReport(context)
         self._narrowing = Narrowing(planner, topology.spout.id, self._report.refused, _policies(topology))
-        self._tries_writes, self._tries_in_order = _trying_writes(topology)
+        tries_writes, tries_in_order = _trying_writes(topology)
         # attempts whose batch is being searched
         self._probes: dict[tuple[int, int], AttemptHeader] = {}
         self._search_max_ms = min(SEARCH_MAX_MS, int(config.message_timeout_secs * 500))
@@ -141,8 +141,8 @@ class Term:
             commits_first=topology.commits_first() | {RAISING},
             refuses_whole=topology.refuses_whole(),
             pins_errors=config.bad_record_errors,
-            tries_writes=self._tries_writes,
-            tries_in_order=self._tries_in_order,
+            tries_writes=tries_writes,
+            tries_in_order=tries_in_order,
         )
         self._pace = partial(_pace, context)
         self._planning = PlanningThread(
@@ -267,9 +267,12 @@ class Term:
                 self._persist(command)
             case AskPlan():
                 self._planning.ask(command)
-            case Process(txid, attempt_id, plan, pins_errors=pins_errors, tries_writes=tries_writes):
-                header = self._begin(txid, attempt_id, plan, tries_writes=tries_writes)
-                processing = self._traced(self._processing(header, plan, pins_errors), header, "processing")
+            case Process(txid, attempt_id, plan):
+                header = self._begin(
+                    txid, attempt_id, plan, tries=command.tries_writes, tries_in_order=command.tries_in_order
+                )
+                steps = self._processing(header, plan, command.pins_errors)
+                processing = self._traced(steps, header, "processing")
                 self._spawn("process", header, processing)
             case RollBack(txid, attempt_id, plan):
                 header = self._begin(txid, attempt_id, plan)
@@ -316,7 +319,13 @@ class Term:
         return self._traces.timed(steps, (header.txid, header.attempt_id), phase, states)
 
     def _begin(
-        self, txid: int, attempt_id: int, plan: Plan, *, tries_writes: frozenset[str] = frozenset()
+        self,
+        txid: int,
+        attempt_id: int,
+        plan: Plan,
+        *,
+        tries: frozenset[str] = frozenset(),
+        tries_in_order: bool = False,
     ) -> AttemptHeader:
         digest = plan_digest(plan)
         epoch = self._leadership.epoch
@@ -327,7 +336,8 @@ class Term:
             epoch=epoch,
             plan_digest=digest,
             incarnation=self._incarnation,
-            tries_writes=tries_writes,
+            tries_writes=tries,
+            tries_in_order=tries_in_order,
         )
         self._headers[(txid, attempt_id)] = header
         self._journal.emitted(txid, attempt_id, epoch, plan, digest)
@@ -362,13 +372,14 @@ class Term:
         try:
             job = yield partial(processing_job, header, self._planner, plan, committed_txid)
             result: PhaseResult = yield partial(self._executor.process, job)
+            if result.failure is None and header.tries_writes:
+                result = replace(result, failure=(yield partial(self._probe, header, None, plan)))
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
             elif self._narrowing.may_search(plan, result.failure, pins_errors=pins_errors):
                 until_ms = self._threads.now_ms() + self._search_max_ms
                 probe = partial(self._probe, header, until_ms)
-                in_order = not header.tries_writes.isdisjoint(self._tries_in_order)
-                search = partial(self._narrowing.searched, pins_errors=pins_errors, in_order=in_order)
+                search = partial(self._narrowing.searched, pins_errors=pins_errors, in_order=header.tries_in_order)
                 searched = yield partial(search, plan, probe)
         except users_errors() as error:  # the driver's boundary: the coordinator decides how to go on
             result = PhaseResult(TaskFailure.of(error, "executor", 0))
@@ -380,11 +391,11 @@ class Term:
             rows[READ] = result.read.records
         self._answer(Processed(header.txid, header.attempt_id, result.failure, rows, searched), result)
 
-    def _probe(self, header: AttemptHeader, until_ms: int, part: Plan) -> TaskFailure | None:
+    def _probe(self, header: AttemptHeader, until_ms: int | None, part: Plan) -> TaskFailure | None:
         """Process a part of an attempt's batch, and keep nothing. Returns its failure, or None."""
         attempt = header.txid, header.attempt_id
         probe = self._probes[attempt] = replace(header, plan_digest=plan_digest(part), is_probe=True)
-        if attempt not in self._headers or self._threads.now_ms() >= until_ms:
+        if attempt not in self._headers or (until_ms is not None and self._threads.now_ms() >= until_ms):
             return TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the search in {header} has ended")
         try:
             return self._executor.process(processing_job(probe, self._planner, part)).failure
@@ -498,21 +509,24 @@ def _policies(topology: Topology) -> dict[str, str]:
     return {each.id: each.instance.on_bad_record for each in topology.components if isinstance(each.instance, Bolt)}
 
 
-def _trying_writes(topology: Topology) -> tuple[Mapping[str, frozenset[str]], frozenset[str]]:
-    """Each committer that can try its writes -> those that try theirs together with it, and those
-    that try them in order, whose searches take longer. Committers below others get their rows too
-    late for that."""
+def _trying_writes(topology: Topology) -> tuple[frozenset[str], frozenset[str]]:
+    """The committers that can try their writes, each row alone; and those that can try them in the
+    order of the records. Committers that get rows of others get them too late for that."""
     committers: dict[str, Any] = {
         each.id: each.instance for each in topology.components if isinstance(each.instance, Committer)
     }
     may_try = {
-        name
-        for name, bolt in committers.items()
-        if bolt.may_try_writes() and committers.keys().isdisjoint(above.id for above in upstream_of(topology, name))
+        name for name, bolt in committers.items() if bolt.may_try_writes() and _has_rows_early(topology, topology[name])
     }
     in_order = frozenset(name for name in may_try if committers[name].tries_in_order)
-    others = frozenset(may_try - in_order)
-    return {name: in_order if name in in_order else others for name in may_try}, in_order
+    return frozenset(may_try) - in_order, in_order | (may_try & {topology.only_writer()})
+
+
+def _has_rows_early(topology: Topology, component: Component) -> bool:
+    """Whether all rows of a component come in the processing phase."""
+    above = [topology[sub.component_id] for sub in component.subscriptions]
+    rows = [each for each in above if not getattr(each.instance, "sends_only_watermarks", False)]
+    return all(not each.committer and _has_rows_early(topology, each) for each in rows)
 
 
 def _pace(context: DriverContext) -> CommitPace:

@@ -6,14 +6,14 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.observe.logs import get_logger
 from framework.operators.timestamps import times_of
-from framework.operators.watermarks import LATE_STREAM
+from framework.operators.watermarks import LATE_STREAM, NEVER
 from framework.topology import (
     DEFAULT_STREAM,
     HIDDEN,
@@ -41,6 +41,8 @@ class Watermarks(NamedTuple):
 
 #: Watermarks after all records.
 _PAST_ALL = Watermarks(1 << 61, 1 << 61)
+#: Watermarks before all records.
+_BEFORE_ALL = Watermarks(NEVER, NEVER)
 
 
 class WatermarkedCommitter(KeyedCommitter):
@@ -53,6 +55,8 @@ class WatermarkedCommitter(KeyedCommitter):
     #: same time. Hidden ones are for nothing else.
     partition: tuple[str, ...] = ()
     late_streams = frozenset({LATE_STREAM})
+    #: The watermarks with which writes are tried: a try gets none.
+    _tried_at: ClassVar[Watermarks] = _BEFORE_ALL
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
@@ -136,6 +140,10 @@ class WatermarkedCommitter(KeyedCommitter):
         watermarks = Watermarks(*map(min, zip(*self._told, strict=True)))
         yield from self._commit(_PAST_ALL if self._all_late else watermarks)
         self.state.commit(self._attempt)
+
+    def try_writes(self, *, alone: bool) -> None:
+        self._told = [self._tried_at] * self._clocks
+        super().try_writes(alone=alone)
 
     @abstractmethod
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:

@@ -55,6 +55,8 @@ class ExpiringCommitter(WatermarkedCommitter):
     """
 
     due_streams = frozenset({EXPIRED_STREAM})
+    #: A record after the end of its row may start another one, and then does not change its sums.
+    _tried_at = Watermarks(NEVER, -NEVER)
 
     def __init__(
         self,
@@ -108,6 +110,9 @@ class ExpiringCommitter(WatermarkedCommitter):
         return Fields.of({**own, _EXPIRES: pa.timestamp("us", "UTC"), **types})
 
     # --- in tasks ---------------------------------------------------------------------------------
+
+    def may_try_writes(self) -> bool:
+        return type(self) is ExpiringCommitter
 
     def _take(self, batch: pa.RecordBatch) -> None:
         self._check_records(batch, self.on, self.unit)

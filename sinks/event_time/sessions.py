@@ -97,6 +97,9 @@ class SessionCommitter(AggregatingCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
+    def may_try_writes(self) -> bool:
+        return type(self) is SessionCommitter
+
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         own, came, marks, late, records = self._taken(self._folded(), watermarks.before)
         if late is not None:

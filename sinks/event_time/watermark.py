@@ -84,6 +84,7 @@ class WatermarkCommitter(ArrowBolt, Committer):
     deterministic = True
     commits_on_driver = True
     due_streams = frozenset({DEFAULT_STREAM})
+    sends_only_watermarks = True
 
     def __init__(
         self,

@@ -161,6 +161,11 @@ class AggregatingCommitter(WatermarkedCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
+    def try_writes(self, *, alone: bool) -> None:
+        """Does nothing for a batch that waits in a file."""
+        if self._fold is not None and not self._fold.is_large:
+            super().try_writes(alone=alone)
+
     def _with_times(self, rows: pa.RecordBatch, times: Mapping[str, Any]) -> pa.RecordBatch:
         """The folded columns of records, and these columns of times."""
         names = list(dict.fromkeys([*self.key, *input_fields(self.aggregates)]))

@@ -103,6 +103,9 @@ class WindowedCommitter(AggregatingCommitter):
 
     # --- in tasks ---------------------------------------------------------------------------------
 
+    def may_try_writes(self) -> bool:
+        return type(self) is WindowedCommitter
+
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         came = self._folded_rows()
         over_before = watermarks.before - self.allowed_lateness

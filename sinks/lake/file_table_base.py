@@ -163,6 +163,7 @@ class FileTable(Table, InspectableState):
     value_type = ValueType.OPAQUE
     publishes = True
     leaves_files = True
+    may_be_referenced = False
     #: The name of the class in the table's document.
     kind: ClassVar[str]
 

@@ -223,11 +223,11 @@ class Mirror(TableCommitter[RowTable, list[list[_Told]]]):
     def may_try_writes(self) -> bool:
         return True
 
-    def try_writes(self) -> None:
+    def try_writes(self, *, alone: bool) -> None:
         parts = self._all_parts()
         if self._attempt is not None and parts:
             catalog = Catalog(self.table, self._into)
-            self.table.limited(partial(catalog.try_change, self._attempt, parts))
+            self.table.limited(partial(catalog.try_change, self._attempt, parts, alone=alone))
 
     def _all_parts(self) -> list[Part]:
         return list(_parts((each for batch in self._batches for each in batch), self._named, self._into))

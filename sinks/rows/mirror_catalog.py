@@ -131,19 +131,24 @@ class Catalog(Members):
             self._apply(connection, parts, known, attempt.txid)
             own.apply(connection, reduced(_entries(known, parts, attempt.txid), Changes((NAME,))), attempt.txid)
 
-    def try_change(self, attempt: TransactionAttempt, parts: Sequence[Part]) -> None:
+    def try_change(self, attempt: TransactionAttempt, parts: Sequence[Part], *, alone: bool) -> None:
         """Do what ``change`` does, and undo it, except new tables and columns in a database whose
         statements for them commit. Raises ``BadRecordError`` for a table that cannot be as a change
-        needs it, and for a row that the database refuses independently of other rows. Changes that
-        keep values of the previous row are not tried, because that row may be of the same batch."""
+        needs it, and for a row that the database refuses; with ``alone``, as ``RowTable.try_write``
+        says. Then changes that keep values of the previous row are not tried, because that row may
+        be of the same batch."""
         own = self._own
         made = self._make_before(parts, attempt)
         with own.trying() as connection:
             known = made if made is not None else self._make(connection, parts, attempt.txid)
+            if not alone:
+                self._apply(connection, parts, known, attempt.txid)
+                own.check_now(connection)
+                return
             names = dict.fromkeys(each.name for each in parts)
-            alone = {each for each in names if not self._into(each).in_schema_of(own)._triggers(connection)}
+            plain = {each for each in names if not self._into(each).in_schema_of(own)._triggers(connection)}
             with own.of_rows_alone():
-                tried = [each for each in parts if each.name in alone and not each.leaves_out]
+                tried = [each for each in parts if each.name in plain and not each.leaves_out]
                 self._apply(connection, tried, known, attempt.txid)
 
     def _make_before(self, parts: Sequence[Part], attempt: TransactionAttempt) -> dict[str, _Entry] | None:

@@ -323,9 +323,9 @@ class MySqlTable(MySqlTableBase, RebuildableTable):
         self._add_columns_for(rounds)
         super().change(attempt, rounds, on_refused, apart=apart)
 
-    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], *, alone: bool) -> None:
         self._add_columns_for(rounds)
-        super().try_change(attempt, rounds)
+        super().try_change(attempt, rounds, alone=alone)
 
     def _add_columns_for(self, rounds: Iterable[pa.Table]) -> None:
         if self._by_key().on_new_column == "add" and any(each.num_rows for each in rounds):

@@ -133,11 +133,11 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
     ) -> None:
         self._within_limits("append", 1, partial(super().write, attempt, batches, on_refused, due=due))
 
-    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        self._within_limits("append", 1, partial(super().try_write, attempt, batches))
+    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], *, alone: bool) -> None:
+        self._within_limits("append", 1, partial(super().try_write, attempt, batches, alone=alone))
 
-    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
-        self._within_limits("upsert", 1, partial(super().try_change, attempt, rounds))
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], *, alone: bool) -> None:
+        self._within_limits("upsert", 1, partial(super().try_change, attempt, rounds, alone=alone))
 
     def change(
         self,
@@ -213,7 +213,7 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             connection.send_early(self._headers.select() + self._own_header, (self._table,))
             connection.send_early(_KINDS, self._kinds_of())
 
-    def _check_immediately(self, connection: Any) -> None:
+    def check_now(self, connection: Any) -> None:
         connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _singly(self, connection: Any, rows: pa.Table, write: WriteRows) -> Sequence[BadRecordError] | None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -315,9 +315,11 @@ class RowTable(TableDefinition):
 
         self._accepted(write, on_refused)
 
-    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch]) -> None:
-        """Do what ``write`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
-        self._tried(lambda connection: self._write_rows(connection, batches, attempt.txid, all_at_once))
+    def try_write(self, attempt: TransactionAttempt, batches: Iterable[pa.RecordBatch], *, alone: bool) -> None:
+        """Do what ``write`` does, and undo it. Raises ``BadRecordError`` for a row that the
+        database refuses. ``alone``: rows that decide about a row may be missing. So errors of
+        foreign keys and of unique values do not count, and a table with triggers is not tried."""
+        self._tried(lambda connection: self._write_rows(connection, batches, attempt.txid, all_at_once), alone=alone)
 
     def _write_rows(self, connection: Any, batches: Iterable[pa.RecordBatch], txid: int, parts: WriteParts) -> None:
         for page in pages_by_bytes(batches, LOADED_BYTES):
@@ -329,12 +331,13 @@ class RowTable(TableDefinition):
                 rows = rows.append_column(self._stamp, stamp)
             parts(connection, rows, lambda via, part: self._load(via, self._at(self._table), part))
 
-    def _tried(self, write: Callable[[Any], None]) -> None:
-        """Write in a sql_txn that is rolled back. Raises ``BadRecordError`` for a row that the
-        database refuses independently of other rows. Errors of triggers, foreign keys and unique
-        values do not count, because the rows are only a part of the transaction."""
-        with self.of_rows_alone(), self.trying() as connection:
-            if not self._triggers(connection):
+    def _tried(self, write: Callable[[Any], None], *, alone: bool) -> None:
+        """Write in a sql_txn that is rolled back. Raises as ``try_write``."""
+        with self.of_rows_alone() if alone else nullcontext(), self.trying() as connection:
+            if not alone:
+                write(connection)
+                self.check_now(connection)
+            elif not self._triggers(connection):
                 write(connection)
 
     @contextmanager
@@ -396,9 +399,9 @@ class RowTable(TableDefinition):
 
         self._accepted(write, on_refused)
 
-    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table]) -> None:
-        """Do what ``change`` does, and undo it. Raises ``BadRecordError`` as ``_tried``."""
-        self._tried(lambda connection: self.apply(connection, map(self._storable, rounds), attempt.txid))
+    def try_change(self, attempt: TransactionAttempt, rounds: Iterable[pa.Table], *, alone: bool) -> None:
+        """Do what ``change`` does, and undo it. Raises as ``try_write``."""
+        self._tried(lambda connection: self.apply(connection, map(self._storable, rounds), attempt.txid), alone=alone)
 
     def _apply_both(self, connection: Any, apart: Apart, txid: int, refused: list[BadRecordError]) -> None:
         """Apply the changes of keys that have both kinds of changes. If the database refuses the
@@ -460,7 +463,7 @@ class RowTable(TableDefinition):
                     raise
                 refused.extend(singly)
 
-        self._check_immediately(connection)
+        self.check_now(connection)
         for _ in accepted(rows, saved, refused.append):
             pass
 
@@ -469,9 +472,9 @@ class RowTable(TableDefinition):
         no effect. None: the database cannot do that, and nothing is written."""
         return None
 
-    def _check_immediately(self, connection: Any) -> None:
-        """Let the sql_txn check each statement against the constraints that it would check when it
-        commits, if the database can do that."""
+    def check_now(self, connection: Any) -> None:
+        """Let the sql_txn check what it has written, and then each statement, against the
+        constraints that it would check when it commits, if the database can do that."""
 
     # --- under the header of another table --------------------------------------------------------
 

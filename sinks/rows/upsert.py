@@ -212,10 +212,10 @@ class UpsertCommitter(TableCommitter[RowTable, RowBuffer]):
     def may_try_writes(self) -> bool:
         return True
 
-    def try_writes(self) -> None:
+    def try_writes(self, *, alone: bool) -> None:
         rounds = rounds_of(self._batches, self._changes)
         if self._attempt is not None and rounds:
-            self.table.try_change(self._attempt, rounds)
+            self.table.try_change(self._attempt, rounds, alone=alone)
 
     def finish_batch(self) -> None:
         if self._attempt is None:

@@ -6,13 +6,32 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from framework import ArrowBolt, BaseBasicBolt, Bolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
+from framework import (
+    CLOCK_STREAM,
+    ArrowBolt,
+    BaseBasicBolt,
+    Bolt,
+    Fields,
+    OutputFieldsDeclarer,
+    TransactionalTopologyBuilder,
+)
 from framework.execution import Phase, plan_execution
 from framework.execution.messages import AttemptHeader
-from framework.execution.ports import GENERAL_PARTITION, ProcessingJob, is_even, seeds
+from framework.execution.plan import Layout
+from framework.execution.ports import GENERAL_PARTITION, ProcessingJob, layout_of, seeds
+from framework.operators.event_window_assigner import tumbling
 from framework.topology import Topology, TransactionalSpout
 from framework.topology.groupings import FieldsGrouping, Grouping, LocalOrShuffleGrouping, ShuffleGrouping
-from sinks import Count, MemoryBackend, OpaqueMapState, SqliteTable, StateCommitter, UpsertCommitter
+from sinks import (
+    Count,
+    MemoryBackend,
+    OpaqueMapState,
+    SqliteTable,
+    StateCommitter,
+    UpsertCommitter,
+    WatermarkCommitter,
+    WindowedCommitter,
+)
 from spouts import MemoryTransactionalSpout
 from tests.kit.bolts import BatchCount, Relay
 
@@ -25,6 +44,10 @@ def builder(parallelism: int = 2) -> TransactionalTopologyBuilder:
     return TransactionalTopologyBuilder(
         "t", "spout", MemoryTransactionalSpout({0: []}, Fields(word=str), 1), parallelism
     )
+
+
+def header(**options: Any) -> AttemptHeader:
+    return AttemptHeader("t", txid=1, attempt_id=1, epoch=1, plan_digest="", **options)
 
 
 def test_plan_local_edges_are_fused_and_redistributions_are_not() -> None:
@@ -47,9 +70,9 @@ def test_plan_a_shuffle_is_fused_only_where_rows_are_already_spread() -> None:
     b.set_bolt("second", Relay(), 2).none_grouping("first")
     b.set_bolt("third", Relay(), 2).local_or_shuffle_grouping("second")
     plan = plan_execution(b.build())
-    assert [edge.fused for edge in plan.for_batch(even=True).edges] == [True, False, True]
-    assert [edge.fused for edge in plan.for_batch(even=False).edges] == [False, False, True]
-    assert [len(level.segments) for level in plan.for_batch(even=False).processing] == [1, 1, 1]
+    assert [edge.fused for edge in plan.for_batch(Layout.EVEN).edges] == [True, False, True]
+    assert [edge.fused for edge in plan.for_batch(Layout.UNEVEN).edges] == [False, False, True]
+    assert [len(level.segments) for level in plan.for_batch(Layout.UNEVEN).processing] == [1, 1, 1]
 
 
 def test_plan_a_shuffle_below_a_committer_is_never_fused() -> None:
@@ -58,7 +81,7 @@ def test_plan_a_shuffle_below_a_committer_is_never_fused() -> None:
     b.set_bolt("after", Anything(), 2).shuffle_grouping("commit")
     plan = plan_execution(b.build())
     assert [edge.fused for edge in plan.edges] == [True, False]
-    assert plan.for_batch(even=False) is plan
+    assert plan.for_batch(Layout.UNEVEN) is plan
 
 
 @pytest.mark.parametrize(
@@ -77,13 +100,42 @@ def test_plan_a_shuffle_below_a_committer_is_never_fused() -> None:
 def test_a_batch_is_even_when_every_spout_task_reads_its_share(records: dict[str, int | None], even: bool) -> None:
     b = builder()
     b.set_bolt("a", Relay(), 2).shuffle_grouping("spout")
-    assert is_even(plan_execution(b.build()), records) is even
+    job = ProcessingJob(header(), {}, partition_records=records)
+    assert layout_of(plan_execution(b.build()), job) is (Layout.EVEN if even else Layout.UNEVEN)
 
 
 def test_a_batch_of_a_general_spout_is_never_taken_for_even() -> None:
     b = TransactionalTopologyBuilder("t", "spout", AnySpout(), 2)
     b.set_bolt("a", Relay(), 2).shuffle_grouping("spout")
-    assert not is_even(plan_execution(b.build()), {GENERAL_PARTITION: 100})
+    job = ProcessingJob(header(), {}, partition_records={GENERAL_PARTITION: 100})
+    assert layout_of(plan_execution(b.build()), job) is Layout.UNEVEN
+
+
+def test_a_probe_that_tries_writes_leaves_watermarks_out() -> None:
+    """And what is below other committers. Ids, tasks and the inputs of components stay."""
+    spout = MemoryTransactionalSpout({0: []}, Fields(word=str, at=int), 1)
+    b = TransactionalTopologyBuilder("t", "spout", spout, 2)
+    clock = WatermarkCommitter(OpaqueMapState(MemoryBackend()), "at")
+    b.set_bolt("clock", clock).global_grouping("spout").global_grouping("spout", CLOCK_STREAM)
+    windows = WindowedCommitter(
+        OpaqueMapState(MemoryBackend()), tumbling(5), on="at", key=["word"], aggregates={"n": Count()}
+    )
+    b.set_bolt("windows", windows, 3).fields_grouping("spout", Fields("word")).all_grouping("clock")
+    b.set_bolt("sent", Relay()).global_grouping("windows")
+    b.set_bolt("counts", counts(), 2).fields_grouping("spout", Fields("word"))
+    plan = plan_execution(b.build())
+    assert set(plan.commit_roots) == {"clock", "counts"}
+    job = ProcessingJob(header(is_probe=True, tries_writes=frozenset({"windows"})), {})
+    trial = plan.for_batch(layout_of(plan, job), collapsed=True)
+    assert set(trial.components) == {"spout", "windows", "counts"}
+    assert set(trial.commit_roots) == {"windows", "counts"}
+    assert all(trial.components[each] is plan.components[each] for each in trial.components)
+    for other in (header(is_probe=True), header(tries_writes=frozenset({"windows"}))):
+        assert layout_of(plan, ProcessingJob(other, {})) is Layout.UNEVEN
+
+
+def counts() -> StateCommitter:
+    return StateCommitter(OpaqueMapState(MemoryBackend()), ["word"], {"n": Count()})
 
 
 class AnySpout(TransactionalSpout):
@@ -216,11 +268,11 @@ def test_a_commit_is_one_step_where_one_task_writes_one_state_and_nothing_follow
 )
 def test_the_tasks_of_a_committer_are_one_in_a_batch_that_one_task_runs(shape: dict[str, Any], merged: bool) -> None:
     plan = plan_execution(committing(shape))
-    for even in (True, False):
-        collapsed = plan.for_batch(even, collapsed=True)
+    for layout in Layout:
+        collapsed = plan.for_batch(layout, collapsed=True)
         assert collapsed.commits_in_one_step is merged
         assert collapsed.components["counts"].parallelism == (1 if merged else 3)
-    assert plan.for_batch(True).components["counts"].parallelism == 3
+    assert plan.for_batch(Layout.EVEN).components["counts"].parallelism == 3
 
 
 class Marked(ArrowBolt):
@@ -246,13 +298,11 @@ def test_one_task_does_all_of_a_small_batch_where_the_tasks_only_share_the_work(
     between: list[type[Bolt]], tasks: dict[str, int], tmp_path: Path
 ) -> None:
     plan = plan_execution(upserting(tmp_path, between, LocalOrShuffleGrouping()))
-    collapsed = plan.for_batch(even=False, collapsed=True)
+    collapsed = plan.for_batch(Layout.UNEVEN, collapsed=True)
     assert {name: each.parallelism for name, each in collapsed.components.items()} == tasks
     assert len(collapsed.processing) == (1 if tasks["spout"] == 1 else 2)
-    assert plan.for_batch(even=True).components["rows"].parallelism == 3
-    job = ProcessingJob(
-        AttemptHeader("t", txid=1, attempt_id=1, epoch=1, plan_digest=""), {f"{n}": {} for n in range(5)}
-    )
+    assert plan.for_batch(Layout.EVEN).components["rows"].parallelism == 3
+    job = ProcessingJob(header(), {f"{n}": {} for n in range(5)})
     apart, together = seeds(plan, job), seeds(collapsed, job)
     order = ["0", "2", "4", "1", "3"]  # of rows that come together in a task, whatever the layout
     assert [each for seed in apart for each in seed.ranges] == order
@@ -263,8 +313,8 @@ def test_tasks_are_not_merged_where_the_order_of_rows_or_partial_results_would_b
     shuffled = plan_execution(upserting(tmp_path, [Marked], ShuffleGrouping()))
     folded = plan_execution(committing({"tasks": 3}))
     for plan, tasks in ((shuffled, 2), (folded, 1)):
-        assert plan.for_batch(even=False, collapsed=True).components["spout"].parallelism == tasks
-        assert plan.for_batch(even=False, collapsed=True).components["spout"].merged_tasks == 1
+        assert plan.for_batch(Layout.UNEVEN, collapsed=True).components["spout"].parallelism == tasks
+        assert plan.for_batch(Layout.UNEVEN, collapsed=True).components["spout"].merged_tasks == 1
 
 
 def upserting(folder: Path, between: list[type[Bolt]], grouping: Grouping) -> Topology:

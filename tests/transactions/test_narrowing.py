@@ -361,7 +361,7 @@ def test_after_the_opening_all_states_are_rolled_back_under_the_old_plan_first(k
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_the_roll_back_the_writes_of_the_same_plan_are_tried_once(kind: SpoutKind) -> None:
     tries = frozenset({"bolt", "table"})
-    running = script(kind, tries_writes=dict.fromkeys(tries, tries) | {"sums": frozenset({"sums"})})
+    running = script(kind, tries_writes=tries, tries_in_order=frozenset({"sums"}))
     planned(running, 8)
     running.do(Processed(1, 1))
     whole = ranges(p0=(0, 8))
@@ -375,7 +375,7 @@ def test_after_the_roll_back_the_writes_of_the_same_plan_are_tried_once(kind: Sp
     running.do(Processed(1, 4))
     running.do(Committed(1, 4, replace(REFUSES, component_id="sums")))
     (others,) = running.of(Process, running.do(RolledBack(1, 5)))
-    assert others == Process(1, 6, searched.plan, tries_writes=tries | {"sums"})
+    assert others == Process(1, 6, searched.plan, tries_writes=tries | {"sums"}, tries_in_order=True)
     running.do(Processed(1, 6))
     assert running.of(RollBack, running.do(Committed(1, 6, REFUSES))) == [RollBack(1, 7, searched.plan)]
     (half,) = running.of(Process, running.do(RolledBack(1, 7)))
@@ -383,17 +383,33 @@ def test_after_the_roll_back_the_writes_of_the_same_plan_are_tried_once(kind: Sp
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_writes_are_tried_in_order_where_those_of_each_row_alone_tell_nothing(kind: SpoutKind) -> None:
+    both = frozenset({"bolt"})
+    running = script(kind, tries_writes=both, tries_in_order=both)
+    planned(running, 8)
+    whole = ranges(p0=(0, 8))
+    for attempt, in_order in ((1, False), (4, True)):
+        running.do(Processed(1, attempt))
+        assert running.of(RollBack, running.do(Committed(1, attempt, REFUSES))) == [RollBack(1, attempt + 1, whole)]
+        (again,) = running.of(Process, running.do(RolledBack(1, attempt + 1)))
+        assert again == Process(1, attempt + 2, whole, tries_writes=both, tries_in_order=in_order)
+        running.do(Processed(1, attempt + 2))
+        running.do(Committed(1, attempt + 2, FAILED))
+    running.do(Committed(1, 7, REFUSES))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_sum_that_no_single_record_makes_too_large_is_tried_when_the_earlier_batches_are_committed(
     kind: SpoutKind,
 ) -> None:
     sums = frozenset({"bolt"})
-    running = script(kind, tries_writes={"bolt": sums}, tries_in_order=sums, max_pending=2)
+    running = script(kind, tries_in_order=sums, max_pending=2)
     planned(running, 8)
     planned(running, 16)
     (half,) = running.of(Process, running.do(Processed(2, 1, REFUSES)))
     assert half.plan == ranges(p0=(8, 12)) and not half.tries_writes
     (tries,) = running.of(Process, running.do(Processed(1, 1, REFUSES)))
-    assert tries == Process(1, 2, ranges(p0=(0, 8)), tries_writes=sums)
+    assert tries == Process(1, 2, ranges(p0=(0, 8)), tries_writes=sums, tries_in_order=True)
     (half,) = running.of(Process, running.do(Processed(1, 2, REFUSES)))
     assert half.plan == ranges(p0=(0, 4))
 
@@ -412,7 +428,7 @@ def test_after_a_cut_the_source_plans_from_the_record_that_did_not_fit(kind: Spo
 
 
 def test_one_record_needs_no_tries() -> None:
-    running = script(SpoutKind.OPAQUE, tries_writes={"bolt": frozenset({"bolt"})})
+    running = script(SpoutKind.OPAQUE, tries_writes=frozenset({"bolt"}))
     planned(running, 1)
     running.do(Processed(1, 1))
     running.do(Committed(1, 1, REFUSES))

@@ -40,8 +40,8 @@ from framework.execution.messages import (
     TaskReport,
 )
 from framework.execution.payload_encryption import decrypt, encrypt
-from framework.execution.plan import ExecutionPlan, Phase
-from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, is_even, seeds, summarise
+from framework.execution.plan import ExecutionPlan, Layout, Phase
+from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows, layout_of, seeds, summarise
 from framework.execution.single_task_phase import expected_reports, run_commit, run_processing
 from framework.execution.spark.dataframes import SqlFrames
 from framework.execution.spark.resident_task import ResidentTask
@@ -90,11 +90,11 @@ _topologies: dict[str, PlannedTopology] = {}
 @dataclass(frozen=True)
 class _Payload:
     """The plan and the configuration, pickled and encrypted once per run, decrypted and unpickled
-    once per worker process. ``even``: selects the layout."""
+    once per worker process. ``layout``: of the batch."""
 
     key: str
     encrypted: bytes
-    even: bool = True
+    layout: Layout = Layout.EVEN
 
     def topology(self) -> PlannedTopology:
         found = _topologies.get(self.key)
@@ -105,7 +105,7 @@ class _Payload:
             # PySpark runs a full garbage collection after every task. With all imports of a worker
             # it takes 50 ms and more. Later collections leave the present objects out.
             collect_rarely()
-        return found.for_batch(self.even)
+        return found.for_batch(self.layout)
 
 
 def refuse_repetition() -> None:
@@ -143,12 +143,12 @@ class _LevelFunction:
 
 
 class _CollapsedPhase(NamedTuple):
-    """A phase that one task runs. ``header``: of a commit phase, None for processing. ``even``:
-    selects the layout."""
+    """A phase that one task runs. ``header``: of a commit phase, None for processing. ``layout``:
+    of the batch."""
 
     header: AttemptHeader | None
     records: Sequence[Record]
-    even: bool
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _RunCollapsed:
 
     def __call__(self, asked: _CollapsedPhase) -> tuple[Reports | None, Sequence[Record]]:
         reports: Reports = []
-        topology = self.payload.topology().for_batch(asked.even, collapsed=True)
+        topology = self.payload.topology().for_batch(asked.layout, collapsed=True)
         if asked.header is not None:
             run_commit(topology, asked.header, asked.records, reports.append)
             return reports, []
@@ -341,7 +341,7 @@ class SparkExecutor:
         return (
             result is not None
             and result.spread is None
-            and self._plan.for_batch(True, collapsed=True).commits_in_one_step
+            and self._plan.for_batch(Layout.EVEN, collapsed=True).commits_in_one_step
         )
 
     def commit(self, header: AttemptHeader) -> PhaseResult:
@@ -374,21 +374,21 @@ class SparkExecutor:
     # --- phases -----------------------------------------------------------------------------------
 
     def _process(self, job: ProcessingJob, small: bool) -> PhaseResult:
-        even = is_even(self._plan, job.partition_records)
+        layout = layout_of(self._plan, job)
         if small:
-            topology = self._topology.for_batch(even, collapsed=True)
-            asked = _CollapsedPhase(None, seeds(topology.plan, job), even)
+            topology = self._topology.for_batch(layout, collapsed=True)
+            asked = _CollapsedPhase(None, seeds(topology.plan, job), layout)
             reports, records = self._collapsed(job.header, Phase.PROCESSING, asked)
             if reports is not None:
                 return self._keep(job.header, _Result(None, records, 1), reports, topology)
         start: list[Seed] = seeds(self._plan, job)
         with self._jobs_of(job.header, Phase.PROCESSING) as context:
             rdd: RDD[tuple[int, Record]] = context.parallelize(list(enumerate(start)), len(start))
-            with self._levels(rdd, Phase.PROCESSING, job.header, len(start), even) as spread:
+            with self._levels(rdd, Phase.PROCESSING, job.header, len(start), layout) as spread:
                 _materialise(spread)
         reports = self._take_reports(job.header, Phase.PROCESSING)
         result = _Result(spread, (), spread.getNumPartitions())
-        return self._keep(job.header, result, reports, self._topology.for_batch(even))
+        return self._keep(job.header, result, reports, self._topology.for_batch(layout))
 
     def _collapsed(
         self, header: AttemptHeader, phase: Phase, asked: _CollapsedPhase
@@ -416,12 +416,17 @@ class SparkExecutor:
 
     @contextlib.contextmanager
     def _levels(
-        self, rdd: RDD[tuple[int, Record]], phase: Phase, header: AttemptHeader, width: int, even: bool = True
+        self,
+        rdd: RDD[tuple[int, Record]],
+        phase: Phase,
+        header: AttemptHeader,
+        width: int,
+        layout: Layout = Layout.EVEN,
     ) -> Iterator[RDD[tuple[int, Record]]]:
         """Yield the RDD of all levels of a phase over ``rdd``, which has ``width`` partitions.
         Intermediate results are freed afterwards."""
         kept: list[RDD[tuple[int, Record]]] = []
-        plan, payload = self._plan.for_batch(even), replace(self._payload, even=even)
+        plan, payload = self._plan.for_batch(layout), replace(self._payload, layout=layout)
         try:
             for number, level in enumerate(plan.levels(phase)):
                 if number:
@@ -477,11 +482,13 @@ class SparkExecutor:
         if result is None:
             return PhaseResult(TaskFailure(FailureKind.RETRYABLE, "executor", 0, f"the result of {header} is gone"))
         reports: list[TaskReport] = []
-        topology = self._topology.for_batch(True, collapsed=result.spread is None)
+        topology = self._topology.for_batch(Layout.EVEN, collapsed=result.spread is None)
         if result.spread is None and self._plan.commits_on_driver:
             run_commit(topology, header, result.records, reports.append, cancelled=lambda: header in self._dead)
         elif result.spread is None:
-            reports = self._collapsed(header, Phase.COMMIT, _CollapsedPhase(header, result.records, True))[0] or []
+            reports = (
+                self._collapsed(header, Phase.COMMIT, _CollapsedPhase(header, result.records, Layout.EVEN))[0] or []
+            )
         else:
             with (
                 self._jobs_of(header, Phase.COMMIT),

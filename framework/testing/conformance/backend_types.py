@@ -57,8 +57,8 @@ class TypeContract(BackendCase):
                 state.multi_put(["a"], [wrong])
         assert state.multi_get(["a"]) == [small]
 
-    def test_a_sum_that_leaves_its_type_is_refused_by_the_check_as_by_the_commit(self) -> None:
-        """The check adds to the values before the transaction, and writes nothing."""
+    def test_a_sum_that_leaves_its_type_is_refused_by_the_try_as_by_the_commit(self) -> None:
+        """A try adds to the values before the transaction, and writes nothing."""
         for kind, most in ((pa.int64(), 2**63 - 1), (pa.decimal128(38, 0), 10**38 - 1)):
             state = OpaqueMapState(self._made(KEY, Fields(total=kind)))
             state.prepare("topology")
@@ -74,11 +74,15 @@ class TypeContract(BackendCase):
                 granted = open_attempt(state, 2, attempt)
                 with pytest.raises(BadRecordError, match="'total'"):
                     state.apply(granted, wrong, totals, want_values=False)
-                with pytest.raises(BadRecordError, match="'total' does not fit into"):
-                    state.check_sums(granted, wrong, totals)
+                with pytest.raises(BadRecordError, match="'total' does not fit into"), state.trying(granted):
+                    state.apply(granted, wrong, totals, want_values=False)
             granted = open_attempt(state, 2, 3)
             for _ in range(2):
-                state.check_sums(granted, right := deltas(a=-1, b=1, c=most), totals)
+                right = deltas(a=-1, b=1, c=most)
+                before = [state.get(each) for each in "abc"]
+                with state.trying(granted):
+                    state.apply(granted, right, totals, want_values=False)
+                assert [state.get(each) for each in "abc"] == before
                 state.apply(granted, right, totals, want_values=False)
                 granted = open_attempt(state, 2, 4)
             assert [int(state.get(each)) for each in "abc"] == [most - 1, 1 - most, most]

@@ -9,7 +9,7 @@ import cloudpickle
 from framework.execution.failures import FailureKind, TaskFailure
 from framework.execution.messages import AttemptHeader, CommitterState, Record, TaskReport
 from framework.execution.payload_encryption import decrypt, encrypt
-from framework.execution.plan import ExecutionPlan, Phase
+from framework.execution.plan import ExecutionPlan, Layout, Phase
 from framework.execution.ports import DeadAttempts, PhaseResult, ProcessingJob, held_rows
 from framework.execution.tasks import Addressed, PlannedTopology
 from framework.testing.simulation.fault_injector import Execution, FaultInjector, Kept
@@ -34,7 +34,7 @@ class _Executor:
         second batch as a whole. All attempts at a transaction have the same layout, because another
         layout has another order of rows."""
         whole = self._injector.schedule.collapsed and txid % 2 == 1
-        return self._planned.for_batch(True, collapsed=whole)
+        return self._planned.for_batch(Layout.EVEN, collapsed=whole)
 
     def start(self) -> None: ...
 

@@ -13,7 +13,7 @@ from framework.execution.failures import TaskFailure
 from framework.execution.level_walk import walk
 from framework.execution.messages import AttemptHeader, CommitterState, Piece, Record, TaskReport
 from framework.execution.plan import Edge, ExecutionPlan, Phase
-from framework.execution.ports import PhaseResult, ProcessingJob, is_even, seeds, summarise
+from framework.execution.ports import PhaseResult, ProcessingJob, layout_of, seeds, summarise
 from framework.execution.single_task_phase import expected_reports
 from framework.execution.tasks import Addressed, PlannedTopology, run_level
 
@@ -47,7 +47,7 @@ class Processed:
 
 def process(topology: PlannedTopology, job: ProcessingJob, *, backwards: bool = False) -> Processed:
     """Run a processing phase. ``topology``: watched by a ``RowsTaken``."""
-    laid_out = topology.for_batch(is_even(topology.plan, job.partition_records))
+    laid_out = topology.for_batch(layout_of(topology.plan, job))
     plan, taken = laid_out.plan, _taken(topology)
     taken.rows = {}
     reports: list[TaskReport] = []

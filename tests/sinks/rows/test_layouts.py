@@ -13,7 +13,7 @@ import pytest
 from framework import Fields, Topology, TopologyContext, TransactionalTopologyBuilder
 from framework.config import Config
 from framework.execution.messages import AttemptHeader, TaskReport
-from framework.execution.plan import plan_execution
+from framework.execution.plan import Layout, plan_execution
 from framework.execution.ports import ProcessingJob, seeds
 from framework.execution.single_task_phase import run_commit, run_processing
 from framework.execution.tasks import PlannedTopology
@@ -42,7 +42,7 @@ ORDERS = pytest.mark.parametrize("order", [(True, False), (False, True), (True, 
 def test_the_layouts_have_one_task_and_several(tmp_path: Path) -> None:
     """Or the other tests would show nothing."""
     plan = plan_execution(topology(lambda: sums(tmp_path), EARLIER))
-    assert [plan.for_batch(True, collapsed=each).commit_tasks for each in (True, False)] == [1, TASKS]
+    assert [plan.for_batch(Layout.EVEN, collapsed=each).commit_tasks for each in (True, False)] == [1, TASKS]
 
 
 @pytest.mark.each_value_once
@@ -100,7 +100,7 @@ def commit(committer: Callable[[], Committer], order: tuple[bool, ...]) -> None:
 def run_attempt(made: Topology, txid: int, attempt_id: int, *, collapsed: bool) -> None:
     conf = Config.of({}).for_components()
     plan = plan_execution(made)
-    laid_out = PlannedTopology(plan, conf).for_batch(True, collapsed=collapsed)
+    laid_out = PlannedTopology(plan, conf).for_batch(Layout.EVEN, collapsed=collapsed)
     planner = made.spout.instance.planner(conf, TopologyContext("layouts", "spout", 0, 2, conf))
     batch = planner.plan({}) or {}
     header = AttemptHeader("layouts", txid=txid, attempt_id=attempt_id, epoch=1, plan_digest="digest", incarnation="")

@@ -1,0 +1,124 @@
+"""Values that a store refuses because of the records before them, in the commit: the next attempt
+tries its writes in the order of the records, and finds all of them (C51, ADR 135)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, submit
+from framework.errors import BadRecordError
+from framework.operators.event_window_assigner import hopping, tumbling
+from framework.transactions import MemoryStore, term_loop
+from framework.transactions.documents import read_history
+from sinks import (
+    CountWindowCommitter,
+    ExpiringCommitter,
+    MemoryBackend,
+    OpaqueMapState,
+    Reduce,
+    SessionCommitter,
+    StateCommitter,
+    Sum,
+    WatermarkCommitter,
+    WindowedCommitter,
+)
+from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.refusing import refused
+from tests.kit.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.rule("C51")
+
+MOST = 2**63 - 1
+PAID = Fields(user=str, at=int, paid=int)
+#: The searches of these tests may take as long as they need.
+CONFIG = {"topology.message.timeout.secs": 10_000}
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
+
+
+def ran(topology: Topology) -> MemoryStore:
+    store = MemoryStore()
+    with submit(topology, CONFIG, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    return store
+
+
+def attempts(store: MemoryStore, topology: Topology) -> list[int]:
+    """The number of attempts of each transaction."""
+    return [len(each.attempts) for each in read_history(store, topology.id)]
+
+
+def capped(a: int, b: int) -> int:
+    if a + b > 1_000:
+        raise BadRecordError(f"{a} and {b} are too much")
+    return a + b
+
+
+def state() -> OpaqueMapState:
+    return OpaqueMapState(MemoryBackend())
+
+
+TIMED: dict[str, Any] = {"on": "at", "key": ["user"], "aggregates": {"paid": Sum("paid")}}
+KEYED: dict[str, Any] = {"key": ["user"], "aggregates": {"paid": Sum("paid")}}
+#: The committer, and the most that a value may be.
+COMMITTERS: dict[str, tuple[Callable[[], Any], int]] = {
+    "windows": (lambda: WindowedCommitter(state(), tumbling(1_000), **TIMED), MOST),
+    "kept-for-late": (lambda: WindowedCommitter(state(), tumbling(1_000), allowed_lateness=50, **TIMED), MOST),
+    "sessions": (lambda: SessionCommitter(state(), 50, **TIMED), MOST),
+    "expiring": (lambda: ExpiringCommitter(state(), ttl=50, **TIMED), MOST),
+    "counted": (lambda: CountWindowCommitter(state(), 1_000, **KEYED), MOST),
+    "reduced": (lambda: StateCommitter(state(), ["user"], {"paid": Reduce("paid", capped)}), 1_000),
+}
+
+
+def topology(name: str, rows: list[list[Any]], tasks: int) -> Topology:
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("paying", "orders", spout)
+    committer = COMMITTERS[name][0]()
+    declared = builder.set_bolt("sums", committer, tasks).fields_grouping("orders", Fields("user"))
+    if hasattr(committer, "on"):
+        watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
+        builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+        declared.all_grouping("watermark")
+    return builder.build()
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("name", COMMITTERS)
+def test_records_by_which_a_value_leaves_its_type_are_found_before_the_next_commit(name: str, tasks: int) -> None:
+    most = COMMITTERS[name][1]
+    rows: list[list[Any]] = [["abc"[at % 3], at, 0] for at in range(300)]
+    rows[0] = ["a", 0, most - 200]
+    for number, at in enumerate(range(105, 300, 10)):
+        rows[at] = ["a", at, (150, 60, 30)[number % 3]]
+    total, wrong = 0, []
+    for user, at, paid in rows:
+        if user == "a" and total + paid > most:
+            wrong.append(at)
+        elif user == "a":
+            total += paid
+    built = topology(name, rows, tasks)
+    store = ran(built)
+    assert sorted(offset for _, offset in refused(store, built.id)) == wrong
+    assert len(wrong) > 10
+    assert attempts(store, built) == [1, 4, 4]
+
+
+def test_windows_that_overlap_are_tried_too() -> None:
+    """A record is refused if one of its windows does not take it."""
+    paid = {20: MOST - 10, 120: 11, 150: 5, 199: MOST - 20}
+    rows = [["a", at, paid.get(at, 0)] for at in range(200)]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 100, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("paying", "orders", spout)
+    windows = WindowedCommitter(state(), hopping(200, 100), **TIMED)
+    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    builder.set_bolt("sums", windows).fields_grouping("orders", Fields("user")).all_grouping("watermark")
+    built = builder.build()
+    assert {offset for _, offset in refused(ran(built), built.id)} == {120, 199}
