@@ -57,6 +57,11 @@ def broker(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory)
 
 
 #: What was started to format the data of the broker.
+@pytest.fixture(scope="module", autouse=True)
+def patient_questions() -> None:
+    """Questions end in the usual time here: most of them have no answer."""
+
+
 FORMATTED: list[str] = []
 
 
