@@ -3,7 +3,8 @@ tries its writes in the order of the records, and finds all of them (C51, ADR 13
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from sinks import (
     OpaqueMapState,
     Reduce,
     SessionCommitter,
+    SqliteBackend,
     StateCommitter,
     Sum,
     WatermarkCommitter,
@@ -42,9 +44,9 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
 
 
-def ran(topology: Topology) -> MemoryStore:
+def ran(topology: Topology, executor: str = "local", config: Mapping[str, Any] | None = None) -> MemoryStore:
     store = MemoryStore()
-    with submit(topology, CONFIG, store, "local") as run:
+    with submit(topology, {**CONFIG, **(config or {})}, store, executor) as run:
         run.wait_until_caught_up(PATIENCE_S)
     return store
 
@@ -108,6 +110,31 @@ def test_records_by_which_a_value_leaves_its_type_are_found_before_the_next_comm
     assert sorted(offset for _, offset in refused(store, built.id)) == wrong
     assert len(wrong) > 10
     assert attempts(store, built) == [1, 4, 4]
+
+
+def test_windows_are_tried_by_every_executor(tmp_path: Path, runner: tuple[str, dict[str, Any]]) -> None:
+    """With two tasks for the records and two for the windows."""
+    executor, config = runner
+    rows = [["ab"[at % 2], at, 0] for at in range(200)]
+    rows[0][2] = rows[1][2] = MOST - 200
+    wrong = set()
+    for at in range(100, 200, 9):
+        rows[at][2] = 150
+        if at > 110:
+            wrong.add(at)
+    halves = {0: [row for row in rows if row[0] == "a"], 1: [row for row in rows if row[0] == "b"]}
+    spout = OpaqueMemoryTransactionalSpout(halves, PAID, 50, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("paying", "orders", spout, 2)
+    sums, clock = (OpaqueMapState(SqliteBackend(tmp_path / "x.db", name)) for name in ("sums", "clock"))
+    watermark = WatermarkCommitter(clock, "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    windows = WindowedCommitter(sums, tumbling(1_000), **TIMED)
+    builder.set_bolt("sums", windows, 2).fields_grouping("orders", Fields("user")).all_grouping("watermark")
+    built = builder.build()
+    store = ran(built, executor, config)
+    found = {halves[int(partition)][offset][1] for partition, offset in refused(store, built.id)}
+    assert found == wrong
+    assert attempts(store, built) == [1, 4]
 
 
 def test_windows_that_overlap_are_tried_too() -> None:
