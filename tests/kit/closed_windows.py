@@ -171,6 +171,7 @@ def run(folder: Path, order: Sequence[str], chance: random.Random, *, workers: i
             record=click,
             workers=workers,
             chance=chance,
+            messages_min=LAG + 10 * MINUTE,
         )
         assert is_stable(servers.bootstrap_servers, [f"{TOPIC}-closed"], 120), "a kafka_txn stays open"
         sent: dict[int, list[bytes]] = defaultdict(list)

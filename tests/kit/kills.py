@@ -73,6 +73,7 @@ def kill_often(
     overlapping: float = 0.0,
     rises_by: int = 1,
     settled: Callable[[int], bool] | None = None,
+    messages_min: int = 0,
 ) -> Kills:
     """Kill what ``order`` says, one after the other; after each kill, wait until ``progress`` has
     risen by ``rises_by``.
@@ -89,15 +90,16 @@ def kill_often(
     ``workers``: of the Spark cluster; 0 means Spark in the driver itself. ``executor``: with
     "local", the whole topology is in the driver. ``minutes_max``: what is not killed by then is
     left alone. At the end the topology runs until it has caught up, and then until ``settled``,
-    which is given the number of messages sent. Raises ``TimeoutError`` or ``RuntimeError`` when the
-    topology makes no progress.
+    which is given the number of messages sent. ``messages_min``: at least so many are sent, however
+    fast the kills follow. Raises ``TimeoutError`` or ``RuntimeError`` when the topology makes no
+    progress.
     """
     chance = chance or random.Random()
     seen = Kills()
     topics = Topics(servers.bootstrap_servers)
     topics.create(TOPIC, PARTITIONS)
     stop = threading.Event()
-    feeder = threading.Thread(target=_feed, args=(topics, seen, stop, per_second, record))
+    feeder = threading.Thread(target=_feed, args=(topics, seen, stop, per_second, record, messages_min))
     tasks = 0  # of the driver that runs now; 0 is the topology's own number
     with contextlib.ExitStack() as stack:
         clustered = executor == "spark" and workers > 0
@@ -199,10 +201,15 @@ def kill_often(
 
 
 def _feed(
-    topics: Topics, seen: Kills, stop: threading.Event, per_second: int, record: Callable[[int], str | bytes]
+    topics: Topics,
+    seen: Kills,
+    stop: threading.Event,
+    per_second: int,
+    record: Callable[[int], str | bytes],
+    messages_min: int,
 ) -> None:
     producer = topics.producer()
-    while not stop.wait(0.1):
+    while not stop.wait(0.1) or seen.messages < messages_min:
         for _ in range(per_second // 10):
             producer.produce(TOPIC, record(seen.messages), partition=seen.messages % PARTITIONS)
             seen.messages += 1
