@@ -11,6 +11,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -346,9 +347,79 @@ def test_workers_import_from_the_current_folder_only_if_this_process_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    for path, expected in ((["/"], ["/"]), (["", "/"], [str(tmp_path), "/"]), ([str(tmp_path)], [str(tmp_path)])):
+    beside_python = f"{sys.base_prefix}-app"
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    stdlib = sysconfig.get_path("stdlib")
+    for path, expected in (
+        (["/"], ["/"]),
+        (["", "/"], [str(tmp_path), "/"]),
+        ([str(tmp_path)], [str(tmp_path)]),
+        ([stdlib, f"{stdlib}/lib-dynload", f"{stdlib}/site-packages", "/usr/lib/python3/dist-packages"], []),
+        ([beside_python, f"{sys.base_prefix}/src/app", "/my-packages"],) * 2,
+    ):
         monkeypatch.setattr(sys, "path", path)
         assert spark_context._import_path() == expected
+
+
+#: Python's name of a module that every program imports, and our own package's.
+_HIJACKED = ("contextlib.py", "framework/__init__.py")
+
+
+@pytest.mark.parametrize("hijacked", _HIJACKED)
+@pytest.mark.parametrize("what", ["spark", "task worker", "simulation"])
+def test_no_process_imports_from_the_folder_in_which_the_driver_was_started(
+    tmp_path: Path, what: str, hijacked: str
+) -> None:
+    """The folder is another user's, such as ``/tmp``, and the program is elsewhere."""
+    started, program, caught = tmp_path / "started", tmp_path / "program" / "main.py", tmp_path / "caught"
+    for each in (started / hijacked, program):
+        each.parent.mkdir(parents=True)
+    (started / hijacked).write_text(f"open({str(caught)!r}, 'w').close()\n")
+    program.with_name("beside.py").write_text("def add(number):\n    return number + 1\n")
+    program.write_text(_STARTING[what])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=started, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert not caught.exists()
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stderr[-2000:]
+
+
+_STARTING = {
+    "spark": """
+import os
+import beside
+from framework.execution.spark.spark_context import start_context
+context = start_context("x", {"spark.master": "local[1]"})
+assert context.parallelize([1], 1).map(beside.add).collect() == [2]
+assert context.parallelize([1], 1).map(lambda _: os.environ.get("PYTHONSAFEPATH")).collect() == [None]
+context.stop()
+print("done")
+""",
+    "task worker": """
+import os
+import pathlib
+import signal
+from framework.core.plan import CorePlan
+from framework.core.worker_client import WorkerSettings
+from framework.core.worker_process import start_worker
+from framework.execution.plan import plan_execution
+from tests.kit.journaled import word_count
+plan = CorePlan(plan_execution(word_count(pathlib.Path(__file__).parent, 10, spouts=1)), {}, ackers=1, pending_max=100)
+os.kill(start_worker(WorkerSettings.of(plan, 60.0, None), 0).pid, signal.SIGKILL)
+print("done")
+""",
+    "simulation": """
+import pathlib
+from framework.testing.simulation.hash_seed_worker import SecondWorker
+from tests.kit.journaled import word_count
+folder = pathlib.Path(__file__).parent
+worker = SecondWorker(word_count(folder, 10, spouts=1), {}, folder, connect=False)
+worker._start()
+worker.close()
+print("done")
+""",
+}
 
 
 @pytest.mark.spark

@@ -19,9 +19,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ from framework.config import HIDDEN, is_secret, is_spark_secret, shown_value
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
+from framework.execution.spark.daemon import SAFE_PATH, SAFE_PATH_VARIABLE
 from framework.execution.spark.jvm_output import SparkOutput
 from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import INHERITED, get_logger, without_py4j
@@ -232,8 +234,8 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
     if is_local(chosen["spark.master"]):
         _check_python_of_workers(os.environ["PYSPARK_PYTHON"])
-        chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
+        chosen = {**_LOCAL_DEFAULTS, **_imports_of_workers(), **chosen}
         # The host name of a laptop or container may not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", _LOCAL_ADDRESS)
         chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
@@ -507,12 +509,30 @@ def _import_path() -> list[str]:
     """The paths on which workers on this host must look for the user's modules: those of this
     process, without installed packages. The current folder is included only if this process imports
     from it, too, because another user may own the folder."""
-    paths = (entry or os.getcwd() for entry in sys.path)
-    own = [entry for entry in paths if Path(entry).is_dir() and "-packages" not in entry]
+    stdlib = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    own = [entry or os.getcwd() for entry in sys.path]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return list(
-        dict.fromkeys([*filter(None, given), *(entry for entry in own if not entry.startswith(sys.base_prefix))])
+    return list(dict.fromkeys([*filter(None, given), *(each for each in own if _is_users_path(Path(each), stdlib))]))
+
+
+def _is_users_path(path: Path, stdlib: Collection[Path]) -> bool:
+    """Whether a folder of the import path is neither of installed packages nor of Python itself."""
+    return (
+        path.is_dir()
+        and not {"site-packages", "dist-packages"}.intersection(path.parts)
+        and stdlib.isdisjoint([path, path.parent])
     )
+
+
+def _imports_of_workers() -> dict[str, str]:
+    """The environment with which Python workers on this host import from the paths of this process
+    only. ``python -m``, by which Spark starts them, would look into the current folder first, and
+    another user may own that folder. A JVM that somebody else started does not have this process's
+    ``PYTHONPATH``."""
+    return {
+        f"spark.executorEnv.{SAFE_PATH_VARIABLE}": SAFE_PATH,
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+    }
 
 
 def _checked(context: SparkContext) -> SparkContext:

@@ -83,13 +83,14 @@ class SecondWorker:
         own = os.environ.get("PYTHONHASHSEED")
         other = next(each for each in _HASH_SEEDS if each != own)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from framework.testing.simulation.hash_seed_worker import main; main()"],
+            # -P: it imports from the current folder only if this process does; another user may own the folder
+            [sys.executable, "-P", "-c", "from framework.testing.simulation.hash_seed_worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
                 **os.environ,
                 "PYTHONHASHSEED": other,
-                "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path),
+                "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path),
             },
         )
         answer = self._ask((cloudpickle.dumps(topology), *others))
