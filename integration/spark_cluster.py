@@ -26,6 +26,7 @@ class _SparkProcess(Server):
     Python that is installed here."""
 
     kind = "spark"
+    private = False  # executors write the files of users' sinks, whose readers may be others
     main = ""
 
     def __init__(self, folder: Path, port: int | None = None, *, secret: str, guarded: bool = True) -> None:

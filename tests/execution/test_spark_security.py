@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import pickle
@@ -337,9 +338,42 @@ def test_the_jvm_unpacks_libraries_in_a_folder_of_this_user_alone(given: dict[st
     assert set(given.get("spark.driver.defaultJavaOptions", "").split()) <= set(options)
 
 
+@pytest.mark.parametrize(
+    ("master", "options"),
+    [
+        ("spark://127.0.0.1:1", ["-Dx=y", "-Djava.io.tmpdir=."]),  # the folder of the executor, on its host
+        ("yarn", ["-Dx=y"]),  # Spark itself names the folder of the container
+        ("local[*]", ["-Dx=y"]),  # there is no other JVM than the driver's
+    ],
+)
+def test_executors_unpack_libraries_in_a_folder_of_their_own(master: str, options: list[str]) -> None:
+    conf = spark_context._conf("x", {"spark.master": master, "spark.executor.defaultJavaOptions": "-Dx=y"})
+    assert shlex.split(conf.get("spark.executor.defaultJavaOptions") or "") == options
+
+
+def test_executors_of_this_process_unpack_libraries_in_its_folder() -> None:
+    conf = spark_context._conf("x", {"spark.master": "local-cluster[1,1,512]"})
+    (option,) = shlex.split(conf.get("spark.executor.defaultJavaOptions") or "")
+    assert option in shlex.split(conf.get("spark.driver.defaultJavaOptions") or "")
+
+
+def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(tmp_path: Path) -> None:
+    """They leave a locked folder. Another user could make a folder of the same name, and own the
+    libraries and sockets in it."""
+    folder = spark_context._private_folder(str(tmp_path))
+    other = os.open(folder, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(other)
+
+
 def test_a_folder_for_temporary_files_that_the_user_gives_stays() -> None:
     conf = spark_context._conf("x", {"spark.driver.extraJavaOptions": "-Djava.io.tmpdir=/mine"})
     assert "tmpdir" not in (conf.get("spark.driver.defaultJavaOptions") or "")
+    given = {"spark.master": "spark://127.0.0.1:1", "spark.executor.extraJavaOptions": "-Djava.io.tmpdir=/mine"}
+    assert "tmpdir" not in (spark_context._conf("x", given).get("spark.executor.defaultJavaOptions") or "")
 
 
 def test_workers_import_from_the_current_folder_only_if_this_process_does(
@@ -361,20 +395,14 @@ def test_workers_import_from_the_current_folder_only_if_this_process_does(
         assert spark_context._import_path() == expected
 
 
-#: Python's name of a module that every program imports, and our own package's.
-_HIJACKED = ("contextlib.py", "framework/__init__.py")
-
-
-@pytest.mark.parametrize("hijacked", _HIJACKED)
 @pytest.mark.parametrize("what", ["spark", "task worker", "simulation"])
-def test_no_process_imports_from_the_folder_in_which_the_driver_was_started(
-    tmp_path: Path, what: str, hijacked: str
-) -> None:
+def test_no_process_imports_from_the_folder_in_which_the_driver_was_started(tmp_path: Path, what: str) -> None:
     """The folder is another user's, such as ``/tmp``, and the program is elsewhere."""
     started, program, caught = tmp_path / "started", tmp_path / "program" / "main.py", tmp_path / "caught"
-    for each in (started / hijacked, program):
-        each.parent.mkdir(parents=True)
-    (started / hijacked).write_text(f"open({str(caught)!r}, 'w').close()\n")
+    for each in (started / "framework", program.parent):
+        each.mkdir(parents=True)
+    for hijacked in ("framework/__init__.py", "pickle.py", "socket.py"):
+        (started / hijacked).write_text(f"open({str(caught)!r}, 'w').close()\n")
     program.with_name("beside.py").write_text("def add(number):\n    return number + 1\n")
     program.write_text(_STARTING[what])
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -444,6 +472,8 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
         settings = dict(each.split("=", 1) for each in sys.argv[1:])
         context = start_context("x", {"spark.executor.memory": "512m", **settings})
         print("sum", context.parallelize([1, 2], 1).sum())
+        from pathlib import Path
+        print("unpacked", context.parallelize([1], 1).map(lambda _: len(list(Path().glob("liblz4-*.so")))).collect())
         """)
 
     def start(**given: Any) -> subprocess.Popen[str]:
@@ -457,6 +487,7 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
             friend = start(**cluster.settings)
             said = friend.communicate(timeout=300)[0]
             assert "sum 3" in said, said[-2000:]
+            assert "unpacked [1]" in said  # in the executor's own folder, where nobody can replace it
             # The friend came later and has ended, while the stranger has not begun to run anything.
             apps = (cluster.master.page() or {}).get("activeapps", [])
             assert apps == [], apps

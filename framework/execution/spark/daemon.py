@@ -54,7 +54,8 @@ def preload() -> None:
 
 def main() -> None:
     if os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH:
-        del os.environ[SAFE_PATH_VARIABLE]  # it was for this process, and not for programs that user code starts
+        # it was for this process, and not for programs that user code starts
+        del os.environ[SAFE_PATH_VARIABLE]
     prefer_installed()
     preload()
     from pyspark import daemon  # only after the import path is known

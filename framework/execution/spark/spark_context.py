@@ -10,6 +10,8 @@ user may read (ADR 86).
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import os
 import re
@@ -89,6 +91,8 @@ _DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 #: Options of the driver's JVM, in front of the user's options in the usual setting.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
+#: The same of the executors' JVMs.
+_EXECUTOR_OPTIONS = "spark.executor.defaultJavaOptions"
 #: The name prefix of folders that only this user may read.
 _PRIVATE = "ratchet-spark-"
 #: The length of a folder in which the path of a socket fits: Linux allows 107 bytes, and Spark
@@ -242,7 +246,12 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         chosen = {**_unix_sockets(), **chosen}
     else:
         chosen[f"spark.executorEnv.{KEY_VARIABLE}"] = shared_key()
-    chosen[_JVM_OPTIONS] = _with_private_temporary_folder(chosen)
+    chosen[_JVM_OPTIONS] = _with_temporary_folder(chosen, "driver", _private_folder(tempfile.gettempdir()))
+    if chosen["spark.master"].startswith("local-cluster"):
+        chosen[_EXECUTOR_OPTIONS] = _with_temporary_folder(chosen, "executor", _private_folder(tempfile.gettempdir()))
+    elif chosen["spark.master"].startswith("spark://"):
+        # The current folder of an executor is its own. Other clusters name such a folder themselves.
+        chosen[_EXECUTOR_OPTIONS] = _with_temporary_folder(chosen, "executor", ".")
     pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
     conf = SparkConf().setAppName(app_name)
@@ -454,13 +463,14 @@ def _private_folders(given: str | None) -> str:
     return ",".join(folders)
 
 
-def _with_private_temporary_folder(chosen: Mapping[str, str]) -> str:
-    """The value of ``_JVM_OPTIONS`` with which the JVM unpacks native libraries, such as that of
-    LZ4, where no other user can replace them before they are loaded."""
-    given = chosen.get(_JVM_OPTIONS, "")
-    if "-Djava.io.tmpdir=" in f"{given} {chosen.get('spark.driver.extraJavaOptions', '')}":
+def _with_temporary_folder(chosen: Mapping[str, str], which: str, folder: Path | str) -> str:
+    """The default options of a JVM, with which it unpacks native libraries, such as that of LZ4,
+    where no other user can replace them before they are loaded. ``which``: "driver" or
+    "executor"."""
+    given = chosen.get(f"spark.{which}.defaultJavaOptions", "")
+    if "-Djava.io.tmpdir=" in f"{given} {chosen.get(f'spark.{which}.extraJavaOptions', '')}":
         return given
-    return f'{given} "-Djava.io.tmpdir={_private_folder(tempfile.gettempdir())}"'.strip()
+    return f'{given} "-Djava.io.tmpdir={folder}"'.strip()
 
 
 def _unix_sockets() -> dict[str, str]:
@@ -481,6 +491,11 @@ def _private_folder(parent: str) -> Path:
         return Path(parent)
     Path(parent).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
+    # Programs that remove old files from ``/tmp`` leave a locked folder. Otherwise another user
+    # could make a folder of this name. The lock ends with this process.
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(held, fcntl.LOCK_SH)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

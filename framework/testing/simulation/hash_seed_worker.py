@@ -83,7 +83,8 @@ class SecondWorker:
         own = os.environ.get("PYTHONHASHSEED")
         other = next(each for each in _HASH_SEEDS if each != own)
         self._process = subprocess.Popen(
-            # -P: it imports from the current folder only if this process does; another user may own the folder
+            # -P: another user may own the current folder, and PYTHONPATH has it if this process
+            # imports from it
             [sys.executable, "-P", "-c", "from framework.testing.simulation.hash_seed_worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
