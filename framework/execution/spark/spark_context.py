@@ -40,6 +40,7 @@ from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.daemon import SAFE_PATH, SAFE_PATH_VARIABLE
 from framework.execution.spark.jvm_output import SparkOutput
+from framework.local_paths import replaceable_by_others
 from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import INHERITED, get_logger, without_py4j
 
@@ -250,7 +251,7 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
     if chosen["spark.master"].startswith("local-cluster"):
         chosen[_EXECUTOR_OPTIONS] = _with_temporary_folder(chosen, "executor", _private_folder(tempfile.gettempdir()))
     elif chosen["spark.master"].startswith("spark://"):
-        # The current folder of an executor is its own. Other clusters name such a folder themselves.
+        # The current folder of an executor is its own. Other clusters name such a folder.
         chosen[_EXECUTOR_OPTIONS] = _with_temporary_folder(chosen, "executor", ".")
     pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
@@ -490,6 +491,14 @@ def _private_folder(parent: str) -> Path:
     if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name):
         return Path(parent)
     Path(parent).mkdir(parents=True, exist_ok=True)
+    others = replaceable_by_others(Path(parent))
+    if others is not None:
+        _log.warning(
+            "spark.folder_of_others",
+            folder=parent,
+            advice=f"another user may replace what is in {others}, and run code as this one: set TMPDIR and spark.local.dir to "
+            "folders of this user, or of root with the sticky bit",
+        )
     folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
     # Programs that remove old files from ``/tmp`` leave a locked folder. Otherwise another user
     # could make a folder of this name. The lock ends with this process.
