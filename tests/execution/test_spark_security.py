@@ -357,6 +357,13 @@ def test_executors_of_this_process_unpack_libraries_in_its_folder() -> None:
     assert option in shlex.split(conf.get("spark.driver.defaultJavaOptions") or "")
 
 
+def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:
+    """Every user of the host can open them."""
+    shown = {"spark.ui.enabled": "true"}
+    assert spark_context._conf("x", shown).get("spark.ui.killEnabled") == "false"
+    assert spark_context._conf("x", {**shown, "spark.ui.killEnabled": "true"}).get("spark.ui.killEnabled") == "true"
+
+
 def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(tmp_path: Path) -> None:
     """They leave a locked folder. Another user could make a folder of the same name, and own the
     libraries and sockets in it."""
@@ -474,6 +481,9 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
         print("sum", context.parallelize([1, 2], 1).sum())
         from pathlib import Path
         print("unpacked", context.parallelize([1], 1).map(lambda _: len(list(Path().glob("liblz4-*.so")))).collect())
+        import urllib.request
+        page = urllib.request.urlopen(settings["spark.x.page"], timeout=60).read().decode()
+        print("running", page.count("RUNNING"), "kill", page.count("app/kill"))
         """)
 
     def start(**given: Any) -> subprocess.Popen[str]:
@@ -484,9 +494,11 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
     with SparkCluster(tmp_path, 1) as cluster:
         stranger = start(**{"spark.authenticate": "false"})
         try:
-            friend = start(**cluster.settings)
+            friend = start(**cluster.settings, **{"spark.x.page": f"http://127.0.0.1:{cluster.master.page_port}/"})
             said = friend.communicate(timeout=300)[0]
             assert "sum 3" in said, said[-2000:]
+            # Anybody on this host can open the master's page, and could press its buttons.
+            assert "running 1 kill 0" in said, said[-2000:]
             assert "unpacked [1]" in said  # in the executor's own folder, where nobody can replace it
             # The friend came later and has ended, while the stranger has not begun to run anything.
             apps = (cluster.master.page() or {}).get("activeapps", [])

@@ -60,6 +60,7 @@ _POOLS = f"""<?xml version="1.0"?>
 _DEFAULTS = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
+    "spark.ui.killEnabled": "false",  # whoever can open the pages of Spark could end jobs
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "500ms",  # a cancelled task's worker is killed after this long
