@@ -24,7 +24,8 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -540,7 +541,7 @@ def _import_path() -> list[str]:
     return list(dict.fromkeys([*filter(None, given), *(each for each in own if _is_users_path(Path(each), stdlib))]))
 
 
-def _is_users_path(path: Path, stdlib: Collection[Path]) -> bool:
+def _is_users_path(path: Path, stdlib: AbstractSet[Path]) -> bool:
     """Whether a folder of the import path is neither of installed packages nor of Python itself."""
     return (
         path.is_dir()
