@@ -186,7 +186,8 @@ def _fetch(target: Path, jars: _Jars, say: Progress) -> None:
         ivy = next(iter(sorted(spark_jars().glob("ivy-*.jar"))), None)
         if ivy is None:
             raise ServerError(f"there is no ivy jar in {spark_jars()}: reinstall PySpark")
-        command = [java, "-cp", str(ivy), "org.apache.ivy.Main", *jars.wanted(staging)]
+        # Temporary files, too, are where no other user can replace them.
+        command = [java, f"-Djava.io.tmpdir={staging}", "-cp", str(ivy), "org.apache.ivy.Main", *jars.wanted(staging)]
         command += ["-cache", str(staging / "ivy"), "-retrieve"]
         command += [f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
         say(f"fetching {jars.title} ({count} files) from Maven Central, once")
