@@ -357,6 +357,21 @@ def test_executors_of_this_process_unpack_libraries_in_its_folder() -> None:
     assert option in shlex.split(conf.get("spark.driver.defaultJavaOptions") or "")
 
 
+@pytest.mark.parametrize("mode", [None, 0o755, 0o700])
+def test_a_folder_with_the_name_of_a_private_one_is_used_only_if_it_is_private(
+    tmp_path: Path, mode: int | None
+) -> None:
+    """``SPARK_LOCAL_DIRS`` may name the folder of a driver that has ended, and that another user
+    has made again."""
+    named = tmp_path / f"{spark_context._PRIVATE}x"
+    if mode is not None:
+        named.mkdir()
+        named.chmod(mode)
+    folder = spark_context._private_folder(str(named))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder == named) == (mode == 0o700)
+
+
 def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:
     """Every user of the host can open them."""
     shown = {"spark.ui.enabled": "true"}

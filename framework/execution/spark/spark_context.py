@@ -19,6 +19,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -490,7 +491,7 @@ def _unix_sockets() -> dict[str, str]:
 def _private_folder(parent: str) -> Path:
     """A folder of this process inside ``parent``, readable by its user only; removed when the
     process ends normally. If ``parent`` is such a folder already, it is returned."""
-    if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name):
+    if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name) and _is_private(Path(parent)):
         return Path(parent)
     Path(parent).mkdir(parents=True, exist_ok=True)
     others = replaceable_by_others(Path(parent))
@@ -509,6 +510,15 @@ def _private_folder(parent: str) -> Path:
         fcntl.flock(held, fcntl.LOCK_SH)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether a folder exists that only this user may read."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _with_key(context: SparkContext) -> SparkContext:
