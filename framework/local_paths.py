@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from framework.errors import ConfigError
@@ -38,3 +39,30 @@ give the path of a local disk or of a mounted file system
             f"a folder named '{scheme}:'; give the path of a local disk or of a mounted file system"
         )
     return Path(path)
+
+
+def lock_opener(name: str, flags: int) -> int:
+    """The ``opener`` of a lock file, for ``open``. Whoever may read a file may lock it, so other
+    users may not, except those of the file's group if the umask allows it."""
+    return os.open(name, flags, 0o660)
+
+
+def replaceable_by_others(folder: Path) -> Path | None:
+    """The folder or link on the way to ``folder`` whose content another user may replace; None if
+    only this user and root may. Members of a group count as trusted.
+
+    A folder for everybody without the sticky bit is reported unless it is the root of a file
+    system, as the temporary folder of a container is.
+    """
+    named = folder.absolute()
+    for each in dict.fromkeys([*reversed(named.parents), named, *reversed(named.resolve().parents), named.resolve()]):
+        try:
+            found = each.lstat()
+        except OSError:
+            continue  # it is made later, by this user
+        if found.st_uid not in (0, os.geteuid()):
+            return each
+        shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if shared and not os.path.ismount(each):
+            return each
+    return None

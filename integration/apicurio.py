@@ -54,7 +54,7 @@ class ApicurioServer(Server):
                 raise ServerError(f"{program}: {error}; make room or give another folder") from error
         settings = [f"-Dquarkus.http.port={self.port}", "-Dquarkus.http.host=127.0.0.1", "-Dquarkus.log.level=WARN"]
         jar = program / f"apicurio-registry-app-{APICURIO_VERSION}-runner.jar"
-        return [find_java(), _HEAP, *self.java_options, *settings, "-jar", str(jar)]
+        return [find_java(), _HEAP, *self.java_options, *self.java_files(), *settings, "-jar", str(jar)]
 
     def is_ready(self) -> bool:
         answer = exchange(self.port, f"GET {_PATH}/subjects HTTP/1.0\r\n\r\n".encode())

@@ -199,7 +199,7 @@ class _Reaper:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.owner = uuid.uuid4().hex
-        command = [sys.executable, "-m", "integration.reaper", self.owner]
+        command = [sys.executable, "-P", "-m", "integration.reaper", self.owner]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         engine()  # registers its exit handler first, so that the engine ends after the reaper
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)

@@ -26,6 +26,12 @@ provisioning = {folder}/provisioning
 [auth.anonymous]
 enabled = true
 org_role = Viewer
+[auth]
+disable_login_form = true
+[auth.basic]
+enabled = false
+[security]
+disable_initial_admin_creation = true
 [analytics]
 reporting_enabled = false
 check_for_updates = false
@@ -47,8 +53,8 @@ def grafana_program() -> tuple[str, Path] | None:
 
 
 class GrafanaServer(Server):
-    """A server on the loopback interface that shows the board without a login. ``prometheus``: the
-    URL of the data."""
+    """A server on the loopback interface that shows the board without a login, and has no
+    administrator: Grafana's own password for one is known. ``prometheus``: the URL of the data."""
 
     name = "grafana"
     kind = "grafana"

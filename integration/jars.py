@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from framework.local_paths import lock_opener
 from integration.errors import ServerError
 from integration.java import find_java
 
@@ -185,7 +186,8 @@ def _fetch(target: Path, jars: _Jars, say: Progress) -> None:
         ivy = next(iter(sorted(spark_jars().glob("ivy-*.jar"))), None)
         if ivy is None:
             raise ServerError(f"there is no ivy jar in {spark_jars()}: reinstall PySpark")
-        command = [java, "-cp", str(ivy), "org.apache.ivy.Main", *jars.wanted(staging)]
+        # Temporary files, too, are where no other user can replace them.
+        command = [java, f"-Djava.io.tmpdir={staging}", "-cp", str(ivy), "org.apache.ivy.Main", *jars.wanted(staging)]
         command += ["-cache", str(staging / "ivy"), "-retrieve"]
         command += [f"{staging}/jars/[artifact]-[revision](-[classifier]).[ext]"]
         say(f"fetching {jars.title} ({count} files) from Maven Central, once")
@@ -239,7 +241,7 @@ def _one_at_a_time(target: Path) -> Iterator[None]:
     """Lock the cache, so that two processes that start together fetch once."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8")  # noqa: SIM115 - closed below, after unlocking
+        handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8", opener=lock_opener)  # noqa: SIM115 - closed below, after unlocking
     except OSError as error:
         raise ServerError(
             f"{target.parent}: {error.strerror or error}; make it writable, or set RATCHET_CACHE"

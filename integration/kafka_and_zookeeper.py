@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from framework.local_paths import local_path
+from framework.local_paths import local_path, lock_opener
 from integration.errors import ServerError
 from integration.jars import Progress
 from integration.kafka import KafkaBroker, KafkaCluster
@@ -137,7 +137,7 @@ class EmbeddedServers:
         """Lock the folder, because two instances must not share it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = open(self.folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - held as long as the servers run
+            lock = open(self.folder / "lock", "a+", encoding="utf-8", opener=lock_opener)  # noqa: SIM115 - held as long as the servers run
         except OSError as error:
             raise ServerError(f"{self.folder}: {error.strerror or error}; give another folder") from error
         try:

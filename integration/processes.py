@@ -23,6 +23,8 @@ from integration.server_programs import find_program
 #: How long to wait for what must come on a busy host: the start of a guardian, the stop of all
 #: threads, the end of a killed process.
 _END_TIMEOUT_S = 240.0
+#: No other user may open what servers and tools write, such as records and hashes of passwords.
+_UMASK = 0o077
 #: The Debian package of each kind's programs, and the folders outside the PATH to look in first.
 PACKAGES = {
     "haproxy": "haproxy",
@@ -70,6 +72,7 @@ class ProcessHost(Host):
                 stderr=subprocess.STDOUT,
                 text=True,
                 cwd="/",
+                umask=_UMASK,
                 timeout=TOOL_TIMEOUT_S,
                 check=False,
             )
@@ -89,7 +92,7 @@ class ChildProcess(Running):
         guard = guarded_by(launch.stop_signal) if launch.guarded else []
         environment = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
         try:
-            with open(launch.log_file, "ab") as log:
+            with open(launch.log_file, "ab", opener=_open_log) as log:
                 self._process = subprocess.Popen(
                     [*guard, *launch.command],
                     stdin=subprocess.PIPE if launch.guarded else subprocess.DEVNULL,
@@ -98,6 +101,7 @@ class ChildProcess(Running):
                     cwd=launch.folder,
                     env=environment,
                     pass_fds=launch.held_files if launch.guarded else (),
+                    umask=_UMASK if launch.private else -1,
                     start_new_session=not launch.guarded,
                 )
         except OSError as error:
@@ -158,6 +162,10 @@ class ChildProcess(Running):
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):  # the guardian has seen its end meanwhile
                 os.kill(pid, which)
+
+
+def _open_log(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def freeze(pid: int) -> None:

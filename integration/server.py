@@ -151,6 +151,8 @@ class Server(ABC):
     kind = "server"
     #: The signal for an orderly end.
     stop_signal = "TERM"
+    #: Whether no other user may open the files that it writes.
+    private = True
     #: Options of the Java that it runs on, and of its tools'.
     java_options: Sequence[str] = QUICK
 
@@ -213,6 +215,7 @@ class Server(ABC):
                         guarded=self._guarded,
                         held_files=self.held_files,
                         reads=self.reads(),
+                        private=self.private,
                     )
                 )
                 self._await_ready()

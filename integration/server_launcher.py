@@ -39,7 +39,8 @@ class Launch:
     * ``stop_signal``: the signal for an orderly end.
     * ``guarded``: it ends with this process, however this process ends.
     * ``held_files``: open files that the guardian holds while it lives.
-    * ``reads``: files elsewhere that the server reads."""
+    * ``reads``: files elsewhere that the server reads.
+    * ``private``: no other user may open the files that it writes."""
 
     name: str
     command: Sequence[str]
@@ -50,6 +51,7 @@ class Launch:
     guarded: bool = True
     held_files: tuple[int, ...] = ()
     reads: tuple[Path, ...] = ()
+    private: bool = True
 
 
 class Running(ABC):

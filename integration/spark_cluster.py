@@ -26,6 +26,7 @@ class _SparkProcess(Server):
     Python that is installed here."""
 
     kind = "spark"
+    private = False  # executors write the files of users' sinks, whose readers may be others
     main = ""
 
     def __init__(self, folder: Path, port: int | None = None, *, secret: str, guarded: bool = True) -> None:
@@ -50,6 +51,8 @@ class _SparkProcess(Server):
         ]
         settings = "spark.port.maxRetries 0\n"  # otherwise Spark takes the next port, where nobody looks for it
         settings += "spark.master.rest.enabled false\n"  # it asks for no secret, and runs what it gets
+        # The pages are open to every user of the host.
+        settings += "spark.ui.killEnabled false\nspark.master.ui.decommission.allow.mode DENY\n"
         if self._secret:
             settings += f"spark.authenticate true\nspark.authenticate.secret {self._secret}\n"
         properties = self.write("spark.conf", settings, secret=True)

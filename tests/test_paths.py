@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 
 from framework import Config, Fields
 from framework.errors import ConfigError, RatchetError
-from framework.local_paths import local_path
+from framework.execution.spark import spark_context
+from framework.local_paths import local_path, replaceable_by_others
 from framework.observe.history_plot import picture
+from framework.state import lmdb as lmdb_state
 from framework.state.lmdb import LmdbKeyValueStateProvider
 from framework.testing.simulation.sample_records import read_sample
 from integration import EmbeddedServers
@@ -116,3 +119,53 @@ def test_a_table_in_a_folder_with_a_colon_is_made(tmp_path: Path) -> None:
     table.bind(Fields(n=int))
     table.prepare("topology")
     assert table.to_table().num_rows == 0
+
+
+def made_by(user: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a folder of another user; only root may give one away."""
+    folder.mkdir()
+    if os.geteuid() == 0:
+        os.chown(folder, user, -1)
+        return
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+
+
+def test_a_folder_of_another_user_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by(12_345, tmp_path / "theirs", monkeypatch)
+    found = replaceable_by_others(tmp_path / "theirs" / "a" / "b")
+    assert found is not None and found in (tmp_path / "theirs", *tmp_path.parents, tmp_path)
+
+
+def test_a_folder_that_everybody_may_write_is_found_unless_it_is_sticky(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    (open_to_all / "own").mkdir(parents=True)
+    for mode, expected in ((0o777, open_to_all), (0o1777, None), (0o775, None), (0o700, None)):
+        open_to_all.chmod(mode)
+        assert replaceable_by_others(open_to_all / "own") == expected
+
+
+def test_the_way_behind_a_link_counts_too(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    (open_to_all / "own").mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    (tmp_path / "link").symlink_to(open_to_all / "own")
+    assert replaceable_by_others(tmp_path / "link") == open_to_all
+
+
+def test_temporary_files_and_states_where_others_may_replace_them_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    for log in (spark_context._log, lmdb_state._log):
+        monkeypatch.setattr(log, "warning", lambda event, **fields: said.append(f"{event} {fields['advice']}"))
+    for mode, warned in ((0o1777, 0), (0o777, 1)):
+        folder = tmp_path / f"mode-{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        spark_context._private_folder(str(folder))
+        LmdbKeyValueStateProvider().check_before_start(
+            {"topology.state.provider.config": {"path": str(folder / "state")}}
+        )
+        assert [each.split()[0] for each in said] == ["spark.folder_of_others", "state.folder_of_others"] * warned
+        assert all(f"another user may replace what is in {folder}" in each for each in said)

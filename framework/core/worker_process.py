@@ -51,9 +51,11 @@ def ensure_worker(settings: WorkerSettings, number: int, known: Address | None) 
 
 def start_worker(settings: WorkerSettings, number: int) -> Address:
     """Start a process for a task worker. Raises ``RetryableError`` when it does not start."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "framework.core.worker_process"],
+        # -P: another user may own the current folder, and PYTHONPATH has it if this process imports
+        # from it
+        [sys.executable, "-P", "-m", "framework.core.worker_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
-from framework.local_paths import local_path
+from framework.local_paths import local_path, replaceable_by_others
+from framework.observe.logs import get_logger
 from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.corrupt_entries import shown
 from framework.state.provider_settings import LmdbSettings, settings_of
@@ -35,6 +36,8 @@ except ImportError as error:  # lmdb is an optional extra
     raise ConfigError(
         "LmdbKeyValueStateProvider needs the package lmdb: pip install 'ratchet-pipelines[lmdb]'"
     ) from error
+
+_log = get_logger()
 
 T = TypeVar("T")
 
@@ -86,6 +89,13 @@ class LmdbKeyValueStateProvider(StateProvider):
             _path(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"topology.state.provider.config.path: {error}") from None
+        others = replaceable_by_others(_path(settings))
+        if others is not None:
+            _log.warning(
+                "state.folder_of_others",
+                folder=str(_path(settings)),
+                advice=f"another user may replace what is in {others}: keep states in a folder of this user's",
+            )
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
         settings = settings_of(conf, LmdbSettings)

@@ -52,6 +52,7 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
+from framework.local_paths import lock_opener
 from framework.topology import FORMER, REBUILT, Header, RebuildableState, Stamp
 from sinks.lake.file_table_base import OWN_FOLDER, DataFile, FileTable, may_be_open, numbered
 from sinks.lake.folder_documents import (
@@ -411,7 +412,7 @@ class ParquetTable(FileTable, RebuildableState):
 
     @contextmanager
     def _one_at_a_time(self, busy: type[RatchetError] = ConfigError) -> Iterator[None]:
-        with named_errors(self._folder), open(self._lock, "a", encoding="utf-8") as lock:
+        with named_errors(self._folder), open(self._lock, "a", encoding="utf-8", opener=lock_opener) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -441,7 +442,8 @@ class ParquetTable(FileTable, RebuildableState):
         finished = [file for each in live if each.txid <= until_txid for file in self.files_in(each.path)]
         missing = [(each, path) for each in finished if (path := self._shown(each)) not in there]
         self._link(self.path / _FILES, [found for found in missing if Path(found[0].path).name in contents])
-        self._lock.write_text("", encoding="utf-8")
+        with open(self._lock, "w", encoding="utf-8", opener=lock_opener):
+            pass  # empty again
 
     def _is_cut_off(self) -> bool:
         """Whether a compaction or a rebuild was killed, or is running: its lock is not empty."""

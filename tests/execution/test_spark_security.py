@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import pickle
@@ -11,6 +12,7 @@ import shlex
 import stat
 import subprocess
 import sys
+import sysconfig
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -336,9 +338,64 @@ def test_the_jvm_unpacks_libraries_in_a_folder_of_this_user_alone(given: dict[st
     assert set(given.get("spark.driver.defaultJavaOptions", "").split()) <= set(options)
 
 
+@pytest.mark.parametrize(
+    ("master", "options"),
+    [
+        ("spark://127.0.0.1:1", ["-Dx=y", "-Djava.io.tmpdir=."]),  # the folder of the executor, on its host
+        ("yarn", ["-Dx=y"]),  # Spark itself names the folder of the container
+        ("local[*]", ["-Dx=y"]),  # there is no other JVM than the driver's
+    ],
+)
+def test_executors_unpack_libraries_in_a_folder_of_their_own(master: str, options: list[str]) -> None:
+    conf = spark_context._conf("x", {"spark.master": master, "spark.executor.defaultJavaOptions": "-Dx=y"})
+    assert shlex.split(conf.get("spark.executor.defaultJavaOptions") or "") == options
+
+
+def test_executors_of_this_process_unpack_libraries_in_its_folder() -> None:
+    conf = spark_context._conf("x", {"spark.master": "local-cluster[1,1,512]"})
+    (option,) = shlex.split(conf.get("spark.executor.defaultJavaOptions") or "")
+    assert option in shlex.split(conf.get("spark.driver.defaultJavaOptions") or "")
+
+
+@pytest.mark.parametrize("mode", [None, 0o755, 0o700])
+def test_a_folder_with_the_name_of_a_private_one_is_used_only_if_it_is_private(
+    tmp_path: Path, mode: int | None
+) -> None:
+    """``SPARK_LOCAL_DIRS`` may name the folder of a driver that has ended, and that another user
+    has made again."""
+    named = tmp_path / f"{spark_context._PRIVATE}x"
+    if mode is not None:
+        named.mkdir()
+        named.chmod(mode)
+    folder = spark_context._private_folder(str(named))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder == named) == (mode == 0o700)
+
+
+def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:
+    """Every user of the host can open them."""
+    shown = {"spark.ui.enabled": "true"}
+    assert spark_context._conf("x", shown).get("spark.ui.killEnabled") == "false"
+    assert spark_context._conf("x", {**shown, "spark.ui.killEnabled": "true"}).get("spark.ui.killEnabled") == "true"
+
+
+def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(tmp_path: Path) -> None:
+    """They leave a locked folder. Another user could make a folder of the same name, and own the
+    libraries and sockets in it."""
+    folder = spark_context._private_folder(str(tmp_path))
+    other = os.open(folder, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(other)
+
+
 def test_a_folder_for_temporary_files_that_the_user_gives_stays() -> None:
     conf = spark_context._conf("x", {"spark.driver.extraJavaOptions": "-Djava.io.tmpdir=/mine"})
     assert "tmpdir" not in (conf.get("spark.driver.defaultJavaOptions") or "")
+    given = {"spark.master": "spark://127.0.0.1:1", "spark.executor.extraJavaOptions": "-Djava.io.tmpdir=/mine"}
+    assert "tmpdir" not in (spark_context._conf("x", given).get("spark.executor.defaultJavaOptions") or "")
 
 
 def test_workers_import_from_the_current_folder_only_if_this_process_does(
@@ -346,9 +403,73 @@ def test_workers_import_from_the_current_folder_only_if_this_process_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    for path, expected in ((["/"], ["/"]), (["", "/"], [str(tmp_path), "/"]), ([str(tmp_path)], [str(tmp_path)])):
+    beside_python = f"{sys.base_prefix}-app"
+    monkeypatch.setattr(Path, "is_dir", lambda path: True)
+    stdlib = sysconfig.get_path("stdlib")
+    for path, expected in (
+        (["/"], ["/"]),
+        (["", "/"], [str(tmp_path), "/"]),
+        ([str(tmp_path)], [str(tmp_path)]),
+        ([stdlib, f"{stdlib}/lib-dynload", f"{stdlib}/site-packages", "/usr/lib/python3/dist-packages"], []),
+        ([beside_python, f"{sys.base_prefix}/src/app", "/my-packages"],) * 2,
+    ):
         monkeypatch.setattr(sys, "path", path)
         assert spark_context._import_path() == expected
+
+
+@pytest.mark.parametrize("what", ["spark", "task worker", "simulation"])
+def test_no_process_imports_from_the_folder_in_which_the_driver_was_started(tmp_path: Path, what: str) -> None:
+    """The folder is another user's, such as ``/tmp``, and the program is elsewhere."""
+    started, program, caught = tmp_path / "started", tmp_path / "program" / "main.py", tmp_path / "caught"
+    for each in (started / "framework", program.parent):
+        each.mkdir(parents=True)
+    for hijacked in ("framework/__init__.py", "pickle.py", "socket.py"):
+        (started / hijacked).write_text(f"open({str(caught)!r}, 'w').close()\n")
+    program.with_name("beside.py").write_text("def add(number):\n    return number + 1\n")
+    program.write_text(_STARTING[what])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=started, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert not caught.exists()
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stderr[-2000:]
+
+
+_STARTING = {
+    "spark": """
+import os
+import beside
+from framework.execution.spark.spark_context import start_context
+context = start_context("x", {"spark.master": "local[1]"})
+assert context.parallelize([1], 1).map(beside.add).collect() == [2]
+assert context.parallelize([1], 1).map(lambda _: os.environ.get("PYTHONSAFEPATH")).collect() == [None]
+context.stop()
+print("done")
+""",
+    "task worker": """
+import os
+import pathlib
+import signal
+from framework.core.plan import CorePlan
+from framework.core.worker_client import WorkerSettings
+from framework.core.worker_process import start_worker
+from framework.execution.plan import plan_execution
+from tests.kit.journaled import word_count
+plan = CorePlan(plan_execution(word_count(pathlib.Path(__file__).parent, 10, spouts=1)), {}, ackers=1, pending_max=100)
+os.kill(start_worker(WorkerSettings.of(plan, 60.0, None), 0).pid, signal.SIGKILL)
+print("done")
+""",
+    "simulation": """
+import pathlib
+from framework.testing.simulation.hash_seed_worker import SecondWorker
+from tests.kit.journaled import word_count
+folder = pathlib.Path(__file__).parent
+worker = SecondWorker(word_count(folder, 10, spouts=1), {}, folder, connect=False)
+worker._start()
+worker.close()
+print("done")
+""",
+}
 
 
 @pytest.mark.spark
@@ -373,6 +494,11 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
         settings = dict(each.split("=", 1) for each in sys.argv[1:])
         context = start_context("x", {"spark.executor.memory": "512m", **settings})
         print("sum", context.parallelize([1, 2], 1).sum())
+        from pathlib import Path
+        print("unpacked", context.parallelize([1], 1).map(lambda _: len(list(Path().glob("liblz4-*.so")))).collect())
+        import urllib.request
+        page = urllib.request.urlopen(settings["spark.x.page"], timeout=60).read().decode()
+        print("running", page.count("RUNNING"), "kill", page.count("app/kill"))
         """)
 
     def start(**given: Any) -> subprocess.Popen[str]:
@@ -383,9 +509,12 @@ def test_a_stranger_cannot_use_an_authenticated_cluster(tmp_path: Path) -> None:
     with SparkCluster(tmp_path, 1) as cluster:
         stranger = start(**{"spark.authenticate": "false"})
         try:
-            friend = start(**cluster.settings)
+            friend = start(**cluster.settings, **{"spark.x.page": f"http://127.0.0.1:{cluster.master.page_port}/"})
             said = friend.communicate(timeout=300)[0]
             assert "sum 3" in said, said[-2000:]
+            # Anybody on this host can open the master's page, and could press its buttons.
+            assert "running 1 kill 0" in said, said[-2000:]
+            assert "unpacked [1]" in said  # in the executor's own folder, where nobody can replace it
             # The friend came later and has ended, while the stranger has not begun to run anything.
             apps = (cluster.master.page() or {}).get("activeapps", [])
             assert apps == [], apps

@@ -25,7 +25,10 @@ provisioning = pathlib.Path(config["paths"]["provisioning"])
 sources = json.loads((provisioning / "datasources" / "ratchet.yaml").read_text())
 (boards,) = json.loads((provisioning / "dashboards" / "ratchet.yaml").read_text())["providers"]
 (board,) = pathlib.Path(boards["options"]["path"]).glob("*.json")
+settings = [("security", "disable_initial_admin_creation"), ("auth", "disable_login_form"), ("auth.basic", "enabled")]
+closed = [config[section][key] for section, key in settings]
 said = dict(sources=sources, board=json.loads(board.read_text())["title"], home=config["dashboards"]["default_home_dashboard_path"])
+said["closed"] = closed
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -57,6 +60,8 @@ def test_it_is_started_with_the_board_and_the_prometheus_as_its_source(
         assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
         assert said["board"] == json.loads(BOARD.read_text())["title"]
         assert Path(said["home"]).is_file()
+        # Another user of the host knows the password that Grafana gives to its administrator.
+        assert said["closed"] == ["true", "true", "false"]
 
 
 def test_where_it_is_not_installed_none_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,33 @@ def test_a_password_in_a_setting_is_on_no_command_line_and_in_no_file_that_other
         assert not exposed(folder, "pass word")
 
 
+@pytest.mark.integration
+def test_no_other_user_reads_the_files_that_servers_write() -> None:
+    before = os.umask(0)
+    try:
+        with (
+            open_folder() as folder,
+            RedisServer(folder / "redis") as server,
+            ZooKeeperServer(folder / "zookeeper") as other,
+        ):
+            with redis.Redis(port=server.port) as client:
+                client.set("key", "value")
+            written = [each for made in (server, other) for each in (made.folder / "data").rglob("*") if each.is_file()]
+            assert {each.name for each in written} >= {"appendonly.aof.1.incr.aof", "snapshot.0"}
+            for each in (*written, server.log_file, other.log_file):
+                assert not stat.S_IMODE(each.stat().st_mode) & 0o077, each
+    finally:
+        os.umask(before)
+
+
+def test_another_user_cannot_hold_the_lock_of_a_folder_of_servers(tmp_path: Path) -> None:
+    """Whoever may read a file may lock it."""
+    servers = EmbeddedServers(tmp_path / "servers")
+    servers._take_folder()
+    assert not stat.S_IMODE((tmp_path / "servers" / "lock").stat().st_mode) & 0o007
+    servers.stop()
+
+
 def _signs_in(dsn: str) -> bool:
     try:
         if dsn.startswith("mysql"):

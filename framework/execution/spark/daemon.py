@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,6 +22,11 @@ from framework.execution.spark.code_archive import OWN_PACKAGES
 
 #: PySpark's own part of a worker is last: without it, each worker reads it again from an archive.
 _NEEDED = ("framework.execution.spark.batch_executor", "framework.execution.spark.auxiliary_jobs", "pyspark.worker")
+
+#: With this variable, Python does not import from the current folder. Ratchet sets it for the
+#: daemon, to this value; a value of the user's stays.
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
+SAFE_PATH = "ratchet"
 
 
 def prefer_installed() -> None:
@@ -47,6 +53,9 @@ def preload() -> None:
 
 
 def main() -> None:
+    if os.environ.get(SAFE_PATH_VARIABLE) == SAFE_PATH:
+        # it was for this process, and not for programs that user code starts
+        del os.environ[SAFE_PATH_VARIABLE]
     prefer_installed()
     preload()
     from pyspark import daemon  # only after the import path is known

@@ -10,6 +10,8 @@ user may read (ADR 86).
 from __future__ import annotations
 
 import atexit
+import contextlib
+import fcntl
 import functools
 import os
 import re
@@ -17,11 +19,14 @@ import secrets
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +40,9 @@ from framework.config import HIDDEN, is_secret, is_spark_secret, shown_value
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
+from framework.execution.spark.daemon import SAFE_PATH, SAFE_PATH_VARIABLE
 from framework.execution.spark.jvm_output import SparkOutput
+from framework.local_paths import replaceable_by_others
 from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import INHERITED, get_logger, without_py4j
 
@@ -55,6 +62,7 @@ _POOLS = f"""<?xml version="1.0"?>
 _DEFAULTS = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
+    "spark.ui.killEnabled": "false",  # whoever can open the pages of Spark could end jobs
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "500ms",  # a cancelled task's worker is killed after this long
@@ -87,6 +95,8 @@ _DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 #: Options of the driver's JVM, in front of the user's options in the usual setting.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
+#: The same of the executors' JVMs.
+_EXECUTOR_OPTIONS = "spark.executor.defaultJavaOptions"
 #: The name prefix of folders that only this user may read.
 _PRIVATE = "ratchet-spark-"
 #: The length of a folder in which the path of a socket fits: Linux allows 107 bytes, and Spark
@@ -232,15 +242,20 @@ def _conf(app_name: str, settings: Mapping[str, str]) -> SparkConf:
         chosen.setdefault(f"spark.executorEnv.{INHERITED}", os.environ[INHERITED])
     if is_local(chosen["spark.master"]):
         _check_python_of_workers(os.environ["PYSPARK_PYTHON"])
-        chosen = {**_LOCAL_DEFAULTS, **chosen}
         os.environ["PYTHONPATH"] = os.pathsep.join(_import_path())
+        chosen = {**_LOCAL_DEFAULTS, **_imports_of_workers(), **chosen}
         # The host name of a laptop or container may not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", _LOCAL_ADDRESS)
         chosen["spark.local.dir"] = _private_folders(chosen.get("spark.local.dir"))
         chosen = {**_unix_sockets(), **chosen}
     else:
         chosen[f"spark.executorEnv.{KEY_VARIABLE}"] = shared_key()
-    chosen[_JVM_OPTIONS] = _with_private_temporary_folder(chosen)
+    chosen[_JVM_OPTIONS] = _with_temporary_folder(chosen, "driver", _private_folder(tempfile.gettempdir()))
+    if chosen["spark.master"].startswith("local-cluster"):
+        chosen[_EXECUTOR_OPTIONS] = _with_temporary_folder(chosen, "executor", _private_folder(tempfile.gettempdir()))
+    elif chosen["spark.master"].startswith("spark://"):
+        # The current folder of an executor is its own. Other clusters name such a folder.
+        chosen[_EXECUTOR_OPTIONS] = _with_temporary_folder(chosen, "executor", ".")
     pools = _private_folder(tempfile.gettempdir()) / "pools.xml"
     pools.write_text(_POOLS, encoding="utf-8")
     conf = SparkConf().setAppName(app_name)
@@ -452,13 +467,14 @@ def _private_folders(given: str | None) -> str:
     return ",".join(folders)
 
 
-def _with_private_temporary_folder(chosen: Mapping[str, str]) -> str:
-    """The value of ``_JVM_OPTIONS`` with which the JVM unpacks native libraries, such as that of
-    LZ4, where no other user can replace them before they are loaded."""
-    given = chosen.get(_JVM_OPTIONS, "")
-    if "-Djava.io.tmpdir=" in f"{given} {chosen.get('spark.driver.extraJavaOptions', '')}":
+def _with_temporary_folder(chosen: Mapping[str, str], which: str, folder: Path | str) -> str:
+    """The default options of a JVM, with which it unpacks native libraries, such as that of LZ4,
+    where no other user can replace them before they are loaded. ``which``: "driver" or
+    "executor"."""
+    given = chosen.get(f"spark.{which}.defaultJavaOptions", "")
+    if "-Djava.io.tmpdir=" in f"{given} {chosen.get(f'spark.{which}.extraJavaOptions', '')}":
         return given
-    return f'{given} "-Djava.io.tmpdir={_private_folder(tempfile.gettempdir())}"'.strip()
+    return f'{given} "-Djava.io.tmpdir={folder}"'.strip()
 
 
 def _unix_sockets() -> dict[str, str]:
@@ -475,12 +491,34 @@ def _unix_sockets() -> dict[str, str]:
 def _private_folder(parent: str) -> Path:
     """A folder of this process inside ``parent``, readable by its user only; removed when the
     process ends normally. If ``parent`` is such a folder already, it is returned."""
-    if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name):
+    if re.fullmatch(_PRIVATE + r"\w+", Path(parent).name) and _is_private(Path(parent)):
         return Path(parent)
     Path(parent).mkdir(parents=True, exist_ok=True)
+    others = replaceable_by_others(Path(parent))
+    if others is not None:
+        _log.warning(
+            "spark.folder_of_others",
+            folder=parent,
+            advice=f"another user may replace what is in {others}, and run code as this one: set TMPDIR and spark.local.dir to "
+            "folders of this user, or of root with the sticky bit",
+        )
     folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
+    # Programs that remove old files from ``/tmp`` leave a locked folder. Otherwise another user
+    # could make a folder of this name. The lock ends with this process.
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(held, fcntl.LOCK_SH)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether a folder exists that only this user may read."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def _with_key(context: SparkContext) -> SparkContext:
@@ -507,12 +545,30 @@ def _import_path() -> list[str]:
     """The paths on which workers on this host must look for the user's modules: those of this
     process, without installed packages. The current folder is included only if this process imports
     from it, too, because another user may own the folder."""
-    paths = (entry or os.getcwd() for entry in sys.path)
-    own = [entry for entry in paths if Path(entry).is_dir() and "-packages" not in entry]
+    stdlib = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    own = [entry or os.getcwd() for entry in sys.path]
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return list(
-        dict.fromkeys([*filter(None, given), *(entry for entry in own if not entry.startswith(sys.base_prefix))])
+    return list(dict.fromkeys([*filter(None, given), *(each for each in own if _is_users_path(Path(each), stdlib))]))
+
+
+def _is_users_path(path: Path, stdlib: AbstractSet[Path]) -> bool:
+    """Whether a folder of the import path is neither of installed packages nor of Python itself."""
+    return (
+        path.is_dir()
+        and not {"site-packages", "dist-packages"}.intersection(path.parts)
+        and stdlib.isdisjoint([path, path.parent])
     )
+
+
+def _imports_of_workers() -> dict[str, str]:
+    """The environment with which Python workers on this host import from the paths of this process
+    only. ``python -m``, by which Spark starts them, would look into the current folder first, and
+    another user may own that folder. A JVM that somebody else started does not have this process's
+    ``PYTHONPATH``."""
+    return {
+        f"spark.executorEnv.{SAFE_PATH_VARIABLE}": SAFE_PATH,
+        "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
+    }
 
 
 def _checked(context: SparkContext) -> SparkContext:

@@ -83,13 +83,15 @@ class SecondWorker:
         own = os.environ.get("PYTHONHASHSEED")
         other = next(each for each in _HASH_SEEDS if each != own)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from framework.testing.simulation.hash_seed_worker import main; main()"],
+            # -P: another user may own the current folder, and PYTHONPATH has it if this process
+            # imports from it
+            [sys.executable, "-P", "-c", "from framework.testing.simulation.hash_seed_worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
                 **os.environ,
                 "PYTHONHASHSEED": other,
-                "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path),
+                "PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path),
             },
         )
         answer = self._ask((cloudpickle.dumps(topology), *others))

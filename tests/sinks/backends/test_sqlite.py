@@ -5,7 +5,9 @@ and clear messages about damaged or foreign files.
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,26 @@ def test_rows_are_real_columns_with_stamp_and_previous_value(path: Path) -> None
         "_deleted": 0,
         "_prev_exists": 1,
     }
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_a_new_file_is_for_its_user_alone(path: Path, umask: int) -> None:
+    """Whoever may read a file of SQLite may lock it, and so hold up every commit."""
+    before = os.umask(umask)
+    try:
+        put(OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE)), 1, dog=2)
+    finally:
+        os.umask(before)
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
+    assert modes == dict.fromkeys(("rows.db", "rows.db-wal", "rows.db-shm"), 0o600)
+
+
+def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    path.chmod(0o640)
+    put(OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE)), 1, dog=2)
+    assert {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()} == {0o640}
 
 
 def test_other_programs_read_the_live_rows_from_a_view(path: Path) -> None:

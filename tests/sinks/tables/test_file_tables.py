@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import random
+import stat
 import subprocess
 import sys
 import threading
@@ -324,6 +325,16 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_another_user_cannot_hold_up_a_compaction(tmp_path: Path) -> None:
+    """Whoever may read a file may lock it."""
+    table = ParquetTable(tmp_path / "table")
+    table.bind(FIELDS)
+    table.prepare("topology")
+    table.compact()
+    (lock,) = (tmp_path / "table").rglob("compact.lock")
+    assert not stat.S_IMODE(lock.stat().st_mode) & 0o007
 
 
 def test_the_last_transaction_may_be_replayed_and_is_not_compacted(tmp_path: Path) -> None:
