@@ -93,6 +93,10 @@ _FIXED = {
 _DRIVER_ADDRESSES = ("spark.driver.host", "spark.driver.bindAddress")
 
 
+#: In this variable, a worker of a standalone cluster gives the secret of the cluster to a driver
+#: that it starts, and not in the settings.
+_WORKERS_SECRET = "_SPARK_AUTH_SECRET"
+
 #: Options of the driver's JVM, in front of the user's options in the usual setting.
 _JVM_OPTIONS = "spark.driver.defaultJavaOptions"
 #: The same of the executors' JVMs.
@@ -436,6 +440,8 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
     if chosen.get("spark.authenticate", "true").lower() != "true":
         return near
     on = {"spark.authenticate": "true"}
+    if "spark.authenticate.secret" not in chosen and os.environ.get(_WORKERS_SECRET):
+        return {**on, "spark.authenticate.secret": os.environ[_WORKERS_SECRET], "spark.network.crypto.enabled": "true"}
     if master.startswith("local-cluster"):
         return {**on, "spark.authenticate.secret": secrets.token_hex(32)}
     if is_local(master):
