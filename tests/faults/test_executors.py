@@ -206,9 +206,11 @@ def test_deleted_shuffle_files_and_blocks_fail_attempts_and_lose_no_record(
         until = time.monotonic() + 2 * WATCH_S
         deleted = 0
         while time.monotonic() < until:
-            for file in glob.glob("/tmp/spark-*/executor-*/blockmgr-*/*/*"):  # folders may vanish meanwhile
-                Path(file).unlink(missing_ok=True)
-                deleted += 1
+            for worker in spark_cluster.workers:
+                # folders may vanish meanwhile
+                for file in glob.glob(f"{worker.folder}/java/spark-*/executor-*/blockmgr-*/*/*"):
+                    Path(file).unlink(missing_ok=True)
+                    deleted += 1
         assert deleted
 
     with Feed(job.topics.bootstrap_servers, job.name):
