@@ -165,6 +165,8 @@ class SimExecutor:
         refused = [each for each in records if world.is_refused(each)]
         if refused and (shape.refuses == "bolt" or not self._sinks()):
             return self.refused_by_bolt(refused[0])
+        if refused and header.is_probe and header.tries_writes:
+            return self.refused_by_try(refused[0])
         result = [[world.operations(sink, each, attempt_id) for each in records] for sink in range(shape.states)]
         if shape.topic_tasks:
             result.append([(world.operations(len(SINKS), each, attempt_id)[0], each) for each in records])
@@ -191,6 +193,11 @@ class SimExecutor:
     @staticmethod
     def refused_by_bolt(record: int) -> PhaseResult:
         return PhaseResult(TaskFailure.of(BadRecordError(f"{record}: {REASON}"), "bolt", 0))
+
+    def refused_by_try(self, record: int) -> PhaseResult:
+        self.world.coverage[("tries", "refused")] += 1
+        failure = TaskFailure.of(BadRecordError(f"{record}: {REASON}"), SINKS[self._sinks()[0]], 0)
+        return PhaseResult(replace(failure, is_of_try=True))
 
     @staticmethod
     def too_large(records: Sequence[int]) -> PhaseResult:
@@ -1025,6 +1032,19 @@ class ResetTool:
         leadership.resign()
 
 
+class TryingCount(UpdateGlobalCount):
+    """``tries``: whether it says that it can try its writes. ``SimExecutor`` answers for it."""
+
+    tries_in_order = True
+
+    def __init__(self, state: MapState, *, tries: bool) -> None:
+        super().__init__(state)
+        self._tries = tries
+
+    def may_try_writes(self) -> bool:
+        return self._tries
+
+
 def build_topology(world: World, *, whole: bool) -> Topology:
     """The topology as it is at first or, with ``whole``, as it is after the change."""
     shape = world.shape
@@ -1033,7 +1053,7 @@ def build_topology(world: World, *, whole: bool) -> Topology:
     for sink, name in enumerate(shape.names):
         if name != without:
             builder.set_bolt(
-                name, UpdateGlobalCount(world.state(sink)), 1 if shape.one_step else TASKS
+                name, TryingCount(world.state(sink), tries=shape.tries), 1 if shape.one_step else TASKS
             ).shuffle_grouping(spout)
     if shape.topic_tasks and without != TOPIC:
         builder.set_bolt(TOPIC, TopicSink(world.kafka), shape.topic_tasks).shuffle_grouping(spout)

@@ -96,7 +96,7 @@ class LettersWorld(World):
         losses = chance.choice((0, 0, 0, 1)) if shape.opaque else 0
         self.shape = replace(
             shape,
-            **dict.fromkeys(("moody", "deletes", "renames", "large", "one_step", "moves"), False),
+            **dict.fromkeys(("moody", "deletes", "renames", "large", "one_step", "moves", "tries"), False),
             **dict.fromkeys(("merges", "joins", "back"), ""),
             **dict.fromkeys(("topic_tasks", "interval_ms"), 0),
             states=chance.choice((1, 1, 2)),

@@ -112,6 +112,7 @@ class Shape:
     rate: int  # records per second; 0: no limit
     room: int  # the most records of a batch that a bolt takes; 0: no limit
     moves: bool  # a sink that refuses a value takes it now and then
+    tries: bool  # the tries of a sink find the values that it refuses
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -169,6 +170,7 @@ class Shape:
             # of its own: no other choice depends on it
             random.Random(f"room {chance.getstate()[1][:4]}").choice((0,) * 6 + (1, 2)),
             random.Random(f"moves {chance.getstate()[1][:4]}").random() < 0.3,
+            random.Random(f"tries {chance.getstate()[1][:4]}").random() < 0.6,
         )
 
 
