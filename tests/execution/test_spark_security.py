@@ -151,6 +151,13 @@ def test_a_cluster_whose_secret_is_given_is_authenticated_and_encrypted() -> Non
     assert chosen == {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 
 
+@pytest.mark.parametrize("master", ["spark://host:7077", "spark://127.0.0.1:7077"])
+def test_a_driver_that_a_worker_starts_gets_the_secret_from_it(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_SPARK_AUTH_SECRET", "s")
+    assert settings(master)["spark.authenticate.secret"] == "s"
+    assert "spark.authenticate.secret" not in settings(master, **{"spark.authenticate.secret": "t"})
+
+
 @pytest.mark.parametrize("master", ["spark://host:7077", "spark://127.0.0.1:7077,host:7077", "spark://10.0.0.1:7077"])
 def test_a_cluster_that_others_reach_is_refused_without_a_secret(master: str) -> None:
     with pytest.raises(ConfigError, match=r"spark\.authenticate\.secret .* or set spark\.authenticate = false here"):

@@ -440,14 +440,14 @@ def _authentication(chosen: Mapping[str, str]) -> dict[str, str]:
     if chosen.get("spark.authenticate", "true").lower() != "true":
         return near
     on = {"spark.authenticate": "true"}
-    if "spark.authenticate.secret" not in chosen and os.environ.get(_WORKERS_SECRET):
-        return {**on, "spark.authenticate.secret": os.environ[_WORKERS_SECRET], "spark.network.crypto.enabled": "true"}
     if master.startswith("local-cluster"):
         return {**on, "spark.authenticate.secret": secrets.token_hex(32)}
     if is_local(master):
         return on  # Spark draws a secret
     if not master.startswith("spark://") or "spark.authenticate.secret" in chosen:
         return {**on, "spark.network.crypto.enabled": "true"}
+    if os.environ.get(_WORKERS_SECRET):
+        return {**on, "spark.network.crypto.enabled": "true", "spark.authenticate.secret": os.environ[_WORKERS_SECRET]}
     far = [f"{key} = {chosen[key]}" for key in near if key in chosen and not _is_loopback(chosen[key])]
     if here and not far:
         return {"spark.authenticate": "false", **near}
