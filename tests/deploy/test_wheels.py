@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.kills, pyt
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 #: Prints why this environment cannot read natively; None if it can.
 NATIVE = "from spouts.kafka.consumer.native_range_consumer import why_not_native; print(why_not_native())"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path) -> Iterator[None]:
+    """Removes the environment, which takes a gigabyte, of memory if the temporary folder is there."""
+    yield
+    shutil.rmtree(tmp_path / "venv", ignore_errors=True)
 
 
 def python_of(version: str) -> str | None:
