@@ -30,7 +30,7 @@ NATIVE = "from spouts.kafka.consumer.native_range_consumer import why_not_native
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path) -> Iterator[None]:
-    """Removes the environment, which takes a gigabyte, of memory if the temporary folder is there."""
+    """Removes the environment: it takes a gigabyte, often of memory."""
     yield
     shutil.rmtree(tmp_path / "venv", ignore_errors=True)
 
