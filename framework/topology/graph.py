@@ -141,6 +141,22 @@ class Graph:
         bolt = component.instance
         return not isinstance(bolt, Bolt) or not bolt.written_topics(self.id)
 
+    def in_trials(self) -> tuple[Component, ...]:
+        """The components of probes that try writes: all except the committers that send watermarks
+        and what is below a committer. A committer that tries its writes at a given watermark does
+        not count as below that of the watermark."""
+        clocks = {each.id for each in self.components if _sends_only_watermarks(each)}
+        found: dict[str, Component] = {}
+        for each in self.components:
+            rows = each.subscriptions
+            if _tries_at_watermarks(each):
+                rows = tuple(sub for sub in rows if sub.component_id not in clocks)
+            above = [found.get(sub.component_id) for sub in rows]
+            has_rows_early = all(source is not None and not source.committer for source in above)
+            if each.id not in clocks and has_rows_early and bool(rows) == bool(each.subscriptions):
+                found[each.id] = replace(each, subscriptions=rows)
+        return tuple(found.values())
+
     def shape(self) -> dict[str, list[dict[str, Any]]]:
         """Components and the edges between them, JSON-able, for drawing."""
         return {
@@ -165,6 +181,16 @@ class Graph:
                 for sub in each.subscriptions
             ],
         }
+
+
+def _sends_only_watermarks(component: Component) -> bool:
+    bolt: Any = component.instance
+    return isinstance(bolt, Committer) and bolt.sends_only_watermarks
+
+
+def _tries_at_watermarks(component: Component) -> bool:
+    bolt: Any = component.instance
+    return isinstance(bolt, Committer) and bolt.tries_at_watermarks and bolt.may_try_writes()
 
 
 class BoltDeclarer:

@@ -6,14 +6,14 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.observe.logs import get_logger
 from framework.operators.timestamps import times_of
-from framework.operators.watermarks import LATE_STREAM, NEVER
+from framework.operators.watermarks import LATE_STREAM
 from framework.topology import (
     DEFAULT_STREAM,
     HIDDEN,
@@ -41,8 +41,6 @@ class Watermarks(NamedTuple):
 
 #: Watermarks after all records.
 _PAST_ALL = Watermarks(1 << 61, 1 << 61)
-#: Watermarks before all records.
-_BEFORE_ALL = Watermarks(NEVER, NEVER)
 
 
 class WatermarkedCommitter(KeyedCommitter):
@@ -55,8 +53,7 @@ class WatermarkedCommitter(KeyedCommitter):
     #: same time. Hidden ones are for nothing else.
     partition: tuple[str, ...] = ()
     late_streams = frozenset({LATE_STREAM})
-    #: The watermarks with which writes are tried: a try gets none.
-    _tried_at: ClassVar[Watermarks] = _BEFORE_ALL
+    tries_at_watermarks = True
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
@@ -64,6 +61,7 @@ class WatermarkedCommitter(KeyedCommitter):
         self._clocks = 1
         self._told: list[Watermarks] = []
         self._all_late = False
+        self._is_trying = False
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -111,6 +109,7 @@ class WatermarkedCommitter(KeyedCommitter):
 
     def _begin_attempt(self) -> None:
         self._told = []
+        self._is_trying = False
         self.late_records = 0
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
@@ -142,7 +141,7 @@ class WatermarkedCommitter(KeyedCommitter):
         self.state.commit(self._attempt)
 
     def try_writes(self, *, alone: bool) -> None:
-        self._told = [self._tried_at] * self._clocks
+        self._is_trying = True
         super().try_writes(alone=alone)
 
     @abstractmethod
@@ -153,6 +152,8 @@ class WatermarkedCommitter(KeyedCommitter):
     def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
         """Emit late rows, count them, and log them if no bolt subscribes to their stream.
         ``records``: how many records these rows represent; None: one each."""
+        if self._is_trying:
+            return
         rows = rows.select(self._seen(rows.schema.names))
         records = rows.num_rows if records is None else records
         self.late_records += records
