@@ -130,16 +130,16 @@ class Graph:
         )
 
     def only_writer(self) -> str | None:
-        """The only committer that writes rows to which rows of other tables may refer, if it has
+        """The only component that writes rows to which rows of other tables may refer, if it has
         one task."""
-        writers = [each for each in self.components if each.committer and self._may_be_referenced(each)]
+        writers = [each for each in self.components if self._may_be_referenced(each)]
         return writers[0].id if len(writers) == 1 and writers[0].parallelism == 1 else None
 
     def _may_be_referenced(self, component: Component) -> bool:
         if component.states:
             return any(state.may_be_referenced for state in component.states)
         bolt = component.instance
-        return not isinstance(bolt, Bolt) or not bolt.written_topics(self.id)
+        return component.committer and (not isinstance(bolt, Bolt) or not bolt.written_topics(self.id))
 
     def in_trials(self) -> tuple[Component, ...]:
         """The components of probes that try writes: all except the committers that send watermarks
