@@ -195,9 +195,12 @@ class StateCommitter(ArrowBolt, Committer):
     def try_writes(self, *, alone: bool) -> None:
         """Does nothing for a batch that waits in a file."""
         if self._attempt is not None and not self._prepared().is_large:
-            with self.state.trying(self._attempt):
+            own, self.state = self.state, self.state.trying(self._attempt)
+            try:
                 for _ in self.finish_batch():
                     pass
+            finally:
+                self.state = own
 
     def take_for_commit(self, kept: bytes) -> None:
         if kept:

@@ -142,7 +142,10 @@ class WatermarkedCommitter(KeyedCommitter):
 
     def try_writes(self, *, alone: bool) -> None:
         self._is_trying = True
-        super().try_writes(alone=alone)
+        try:
+            super().try_writes(alone=alone)
+        finally:
+            self._is_trying = False
 
     @abstractmethod
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
