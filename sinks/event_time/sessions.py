@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import pyarrow as pa
 
 from framework.durations import Duration, micros_above_0
-from framework.errors import InvariantViolation
+from framework.errors import BadRecordError, InvariantViolation
 from framework.operators.sessions import Pane, ends, pane_starts, runs, together
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
-from framework.topology.refused_row_bisection import accepted
+from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
 from sinks.bounded_pages import pages_of
@@ -151,7 +151,11 @@ class SessionCommitter(AggregatingCommitter):
                 own.panes[key] = None
                 del came[key]
         marks = self._checked_sums(own, came) if self._sums else {}
-        return _Taken(own, came, marks, self._batch(late), records)
+        try:
+            sent = self._batch(late)
+        except BadRecordError as error:
+            raise RefusedTogether(str(error)) from error
+        return _Taken(own, came, marks, sent, records)
 
     def _folded(self) -> dict[Key, Folded]:
         """The folded records of the transaction, by pane."""

@@ -103,6 +103,20 @@ def test_records_that_only_leave_the_type_without_the_state_are_not_left_out(kin
     assert {offset for _, offset in refused(ran(built), built.id)} == {6}
 
 
+def test_late_records_that_only_leave_the_type_together_are_not_left_out() -> None:
+    """The sum of a late session is only sent to the stream ``late``."""
+    rows = [["a", 1_000, 0], ["b", 1_000, MOST], ["a", 40, MOST], ["a", 60, 5], ["b", 1_001, 7], ["c", 1_000, 0]]
+    rows = [*rows[:2], *rows[-1:] * 2, *rows[2:]]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 4, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("paying", "orders", spout)
+    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    sums = SessionCommitter(state(), 50, on="at", key=["user"], aggregates={"paid": Sum("paid")})
+    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
+    built = builder.build()
+    assert {offset for _, offset in refused(ran(built), built.id)} == {6}
+
+
 @pytest.mark.parametrize("kind", ["windows", "sessions"])
 def test_records_of_several_tasks_that_only_leave_the_type_without_the_state_are_not_left_out(kind: str) -> None:
     one = [["a", 0, -MOST], ["b", 0, MOST], ["a", 1, MOST], ["c", 0, 0]]
