@@ -72,6 +72,16 @@ def expiring(rows: list[list[Any]], batch: int, out_of_orderness: int) -> Topolo
     return builder.build()
 
 
+def sessions(rows: list[list[Any]], batch: int, gap: int) -> Topology:
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, batch, on_bad_record="skip")
+    builder = TransactionalTopologyBuilder("paying", "orders", spout)
+    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
+    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
+    sums = SessionCommitter(state(), gap, on="at", key=["user"], aggregates={"paid": Sum("paid")})
+    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
+    return builder.build()
+
+
 def test_a_record_that_extends_a_row_is_not_tried_as_a_row_of_its_own() -> None:
     """The watermark is behind the row's end: so the row does not expire."""
     rows = [["a", 0, 0], ["b", 0, MOST], ["c", 0, 0], ["c", 0, 0]]
@@ -107,14 +117,14 @@ def test_late_records_that_only_leave_the_type_together_are_not_left_out() -> No
     """The sum of a late session is only sent to the stream ``late``."""
     rows = [["a", 1_000, 0], ["b", 1_000, MOST], ["a", 40, MOST], ["a", 60, 5], ["b", 1_001, 7], ["c", 1_000, 0]]
     rows = [*rows[:2], *rows[-1:] * 2, *rows[2:]]
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 4, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    sums = SessionCommitter(state(), 50, on="at", key=["user"], aggregates={"paid": Sum("paid")})
-    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
-    built = builder.build()
-    assert {offset for _, offset in refused(ran(built), built.id)} == {6}
+    assert {offset for _, offset in refused(ran(sessions(rows, 4, gap=50)), "paying")} == {6}
+
+
+def test_a_part_of_a_session_that_ends_is_not_tried_as_one_that_stays() -> None:
+    """Its sum leaves the type, and that of the session does not. It is never stored."""
+    rows = [["a", 15, -MOST], ["a", 20, MOST], ["b", 15, MOST], ["c", 15, 0]]
+    rows += [["a", 21, 5], ["b", 16, 7], ["c", 1_000, 0], ["c", 1_000, 0]]
+    assert {offset for _, offset in refused(ran(sessions(rows, 4, gap=20)), "paying")} == {5}
 
 
 @pytest.mark.parametrize("kind", ["windows", "sessions"])
