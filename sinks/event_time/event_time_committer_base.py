@@ -21,6 +21,7 @@ from framework.topology import (
     OutputFieldsDeclarer,
 )
 from framework.topology.groupings import AllGrouping
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.event_time.records_below_watermark import Place
 from sinks.event_time.watermark import WATERMARK_FIELDS
 from sinks.keyed_committer import KeyedCommitter
@@ -62,6 +63,8 @@ class WatermarkedCommitter(KeyedCommitter):
         self._told: list[Watermarks] = []
         self._all_late = False
         self._is_trying = False
+        # called for a row that falls due and is refused; None: such a row must not be left out
+        self._leave_out_due: OnRefused | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -110,11 +113,13 @@ class WatermarkedCommitter(KeyedCommitter):
     def _begin_attempt(self) -> None:
         self._told = []
         self._is_trying = False
+        self._leave_out_due = None
         self.late_records = 0
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == _WATERMARK_COLUMNS:
             self._told += map(Watermarks, batch.column(0).to_pylist(), batch.column(1).to_pylist())
+            self._leave_out_due = self._on_refused_due
         else:
             self._take(batch)
 

@@ -112,7 +112,7 @@ class SessionCommitter(AggregatingCommitter):
         for page in merged(due, ending, lambda each: by_time(each[1].due, each[0])):
             # A pane that was due before is part of a session that ends later.
             for sessions, read in self._ended(page, own.panes):
-                batch = self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in sessions)
+                batch = self._sent(sessions, read, came)
                 if batch is not None:
                     yield batch
                 for key in (gone := [key for keys in sessions for key in keys]):
@@ -121,6 +121,31 @@ class SessionCommitter(AggregatingCommitter):
                 self.state.write()
         came |= marks
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
+
+    def _sent(self, sessions: Sequence[list[Key]], read: _Read, came: Mapping[Key, Pane]) -> pa.RecordBatch | None:
+        """The rows of sessions that end. A session without records of the transaction is left out,
+        if that is allowed, when a function of the user's refuses to merge its parts: otherwise each
+        record with which it would end were refused (ADR 126)."""
+
+        def rows_of(some: Sequence[list[Key]]) -> pa.RecordBatch | None:
+            return self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in some)
+
+        try:
+            return rows_of(sessions)
+        except BadRecordError:
+            if self._leave_out_due is None:
+                raise
+        kept = []
+        for keys in sessions:
+            try:
+                rows_of([keys])
+            except BadRecordError as error:
+                if any(key in came for key in keys):
+                    raise
+                self._leave_out_due(error)
+            else:
+                kept.append(keys)
+        return rows_of(kept)
 
     def _taken(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
         """Take the transaction's records. Keys whose sums leave their type are left out, if that is

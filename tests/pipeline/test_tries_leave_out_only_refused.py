@@ -20,6 +20,7 @@ from framework import (
     submit,
 )
 from framework.errors import BadRecordError
+from framework.inspect.verify import verify
 from framework.operators.event_window_assigner import tumbling
 from framework.transactions import MemoryStore, term_loop
 from framework.transactions.documents import read_history
@@ -28,6 +29,7 @@ from sinks import (
     ExpiringCommitter,
     MemoryBackend,
     OpaqueMapState,
+    Reduce,
     SessionCommitter,
     StateCommitter,
     Sum,
@@ -72,14 +74,36 @@ def expiring(rows: list[list[Any]], batch: int, out_of_orderness: int) -> Topolo
     return builder.build()
 
 
-def sessions(rows: list[list[Any]], batch: int, gap: int) -> Topology:
+def sessions(rows: list[list[Any]], batch: int, gap: int, paid: Any = None) -> Topology:
     spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, batch, on_bad_record="skip")
     builder = TransactionalTopologyBuilder("paying", "orders", spout)
     watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
     builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    sums = SessionCommitter(state(), gap, on="at", key=["user"], aggregates={"paid": Sum("paid")})
+    sums = SessionCommitter(state(), gap, on="at", key=["user"], aggregates={"paid": paid or Sum("paid")})
     builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
     return builder.build()
+
+
+def capped(a: int, b: int) -> int:
+    if a + b > 1_000:
+        raise BadRecordError(f"{a} and {b} are too much")
+    return a + b
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_session_that_a_function_refuses_when_it_ends_is_left_out_without_a_record(batch: int) -> None:
+    """Otherwise each record with which it would end were refused, and then a batch without
+    records."""
+    rows = [["a", 0, 600], ["a", 45, 0], ["b", 45, 1], ["a", 70, 600], ["b", 70, 1], ["b", 75, 2]]
+    rows += [[user, at, 1] for at in range(1_000, 5_000, 1_000) for user in "bcd"]
+    built = sessions(rows, batch, 50, Reduce("paid", capped))
+    store = MemoryStore()
+    with submit(built, CONFIG, store, "local") as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    assert refused(store, built.id) == {}
+    left_out = [each.left_out_rows for record in read_history(store, built.id) for each in record.attempts]
+    assert sum(sum(each.values()) for each in left_out) == 1
+    assert verify(built, store).right
 
 
 def test_a_record_that_extends_a_row_is_not_tried_as_a_row_of_its_own() -> None:
