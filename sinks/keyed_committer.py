@@ -71,9 +71,12 @@ class KeyedCommitter(ArrowBolt, Committer):
 
     def try_writes(self, *, alone: bool) -> None:
         if self._attempt is not None:
-            with self.state.trying(self._attempt):
+            own, self.state = self.state, self.state.trying(self._attempt)
+            try:
                 for _ in self.finish_batch():
                     pass
+            finally:
+                self.state = own
 
     @abstractmethod
     def finish_batch(self) -> Iterable[pa.RecordBatch]: ...

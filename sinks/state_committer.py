@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.arrow_spill import RowBuffer
-from framework.errors import BadRecordError, TopologyError
+from framework.errors import BadRecordError, BatchTooLargeError, TopologyError
 from framework.topology import (
     ArrowBolt,
     Bolt,
@@ -30,7 +30,7 @@ from framework.topology import (
 from framework.topology.canonical_form import canonical_column, form_of, has_nan, python_objects
 from framework.topology.groupings import FieldsGrouping, GlobalGrouping
 from framework.topology.inspectable import with_scratch_states
-from framework.topology.refused_row_bisection import OnRefused, accepted
+from framework.topology.refused_row_bisection import OnRefused, RefusedTogether, accepted
 from sinks.aggregate_reference_model import Recount
 from sinks.aggregates import (
     EXACT,
@@ -195,9 +195,12 @@ class StateCommitter(ArrowBolt, Committer):
     def try_writes(self, *, alone: bool) -> None:
         """Does nothing for a batch that waits in a file."""
         if self._attempt is not None and not self._prepared().is_large:
-            with self.state.trying(self._attempt):
+            own, self.state = self.state, self.state.trying(self._attempt)
+            try:
                 for _ in self.finish_batch():
                     pass
+            finally:
+                self.state = own
 
     def take_for_commit(self, kept: bytes) -> None:
         if kept:
@@ -362,7 +365,15 @@ class Fold(Combiner):
 
     def _grouped(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
         """Make one row per key. ``columns``: aggregate -> the column that it folds. The aggregate
-        itself folds values that Arrow cannot fold."""
+        itself folds values that Arrow cannot fold. Raises ``RefusedTogether``."""
+        try:
+            return self._in_groups(table, columns, partial=partial)
+        except BatchTooLargeError:
+            raise
+        except BadRecordError as error:
+            raise RefusedTogether(str(error)) from error
+
+    def _in_groups(self, table: pa.Table, columns: Mapping[str, str | None], *, partial: bool) -> pa.RecordBatch:
         columns = dict(columns)
         folded = {name: each for name, each in self._aggregates.items() if not each.derived_from}
         functions = {name: each.merge_function if partial else each.partial_function for name, each in folded.items()}

@@ -7,6 +7,7 @@ scripts and tests), does all of that itself.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -177,16 +178,12 @@ class MapState(KeyedState, RebuildableState):
             commit.found.update((each.key, each.row) for each in page)
             yield [(key, value) for _, key, row, _ in page if (value := self._base(row, txid)) is not None]
 
-    @contextmanager
-    def trying(self, attempt: TransactionAttempt) -> Iterator[None]:
-        """Let a commit of this attempt read the state, and drop what it writes. ``due`` finds
-        nothing."""
-        backend = self.backend
-        self.backend = TriedBackend(backend, attempt)
-        try:
-            yield
-        finally:
-            self.backend, self._commit = backend, None
+    def trying(self, attempt: TransactionAttempt) -> MapState:
+        """A copy of the state, with which a commit of this attempt reads the rows, and drops what
+        it writes. Its ``due`` finds nothing."""
+        tried = copy.copy(self)
+        tried.backend, tried._commit = TriedBackend(self.backend, attempt), None
+        return tried
 
     def write(self) -> None:
         """Write the updates so far, by one step under the header, and forget what was read, so that

@@ -29,7 +29,8 @@ class AttemptHeader:
     without rows. ``opens_from``: as in ``CommitFence``, for a commit in one step. ``is_probe``: the
     tasks process a part of the batch to find refused records, and nothing is committed (ADR 128).
     ``tries_writes``: the committers that try their writes in a probe, and undo them.
-    ``tries_in_order``: the accepted records before those in question precede them."""
+    ``tries_in_order``: the accepted records before those in question precede them.
+    ``watermarks``: the rows of ``Committer.watermark_before`` for them, by component."""
 
     topology_id: str
     _: KW_ONLY
@@ -41,6 +42,7 @@ class AttemptHeader:
     is_probe: bool = False
     tries_writes: frozenset[str] = frozenset()
     tries_in_order: bool = False
+    watermarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False, repr=False)
     opens_from: Header | None = field(default=None, compare=False, repr=False)
 
     def attempt(self, component_id: str, task: int) -> TransactionAttempt:

@@ -16,8 +16,8 @@ the processing phase (ADR 24).
 A batch that one Spark task runs as a whole has a third layout, in which the only committer has one
 task: that task commits in one step of the store, which two tasks could not (ADR 115).
 
-In a probe that tries writes, committers get no watermarks, so those that only get watermarks from
-other committers also execute and try in the processing phase (ADR 135).
+In a probe that tries writes, committers that only get watermarks from other committers also execute
+and try in the processing phase. Their watermarks are in the header (ADR 135).
 
 Segments are assigned to *levels* by their longest path from the source. All tasks of a level run
 concurrently, and one shuffle lies between two levels. So a phase is always a single chain, however
@@ -311,23 +311,12 @@ def plan_execution(topology: Graph) -> ExecutionPlan:
 
 def _trial(topology: Graph, plan: ExecutionPlan) -> ExecutionPlan | None:
     """Return the layout without watermarks, and without what is below other committers."""
-    clocks = {each.id for each in topology.components if _is_clock(each)}
-    if not clocks:
+    kept = topology.in_trials()
+    if not any(len(each.subscriptions) < len(topology[each.id].subscriptions) for each in kept):
         return None
-    kept: dict[str, Component] = {}
-    for each in topology.components:
-        rows = tuple(sub for sub in each.subscriptions if sub.component_id not in clocks)
-        above = [kept.get(sub.component_id) for sub in rows]
-        if each.id not in clocks and all(source is not None and not source.committer for source in above):
-            kept[each.id] = replace(each, subscriptions=rows)
-    made = _laid_out(Graph(topology.id, tuple(kept.values())), frozenset())
+    made = _laid_out(Graph(topology.id, kept), frozenset())
     own = {name: plan.components[name] for name in made.components}
     return replace(made, components=own, only_writer=plan.only_writer)
-
-
-def _is_clock(component: Component) -> bool:
-    bolt: Any = component.instance
-    return isinstance(bolt, Committer) and bolt.sends_only_watermarks
 
 
 def _in_one_step(topology: Graph, uneven: ExecutionPlan) -> ExecutionPlan | None:

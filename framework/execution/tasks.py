@@ -49,7 +49,7 @@ from framework.observe.logs import get_logger
 from framework.topology.bolts import ArrowBolt, BaseBasicBolt, BaseBatchBolt, Bolt, Combiner, Committer
 from framework.topology.context import TopologyContext
 from framework.topology.fields import Fields
-from framework.topology.refused_row_bisection import accepted
+from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from framework.topology.spouts import PartitionedSpout, ReadCounts, TransactionalSpout, on_stream
 from framework.topology.tuples import rows_of, tuple_class
 
@@ -82,6 +82,7 @@ class PlannedTopology:
         if found is None:
             found = self._layouts[id(plan)] = PlannedTopology(plan, self.conf, self.watcher)
             found._pickled, found._shared = self._pickled, self._shared
+            found._parallelisms = {**self._parallelisms, **found._parallelisms}
         return found
 
     def instance(self, component: TaskComponent) -> Any:
@@ -331,25 +332,30 @@ class _Runner:
         self.collector.sink, self.collector.subscribers = _dropped, frozenset()
         try:
             with self.guarded():
+                self._take_watermarks(committer)
                 committer.try_writes(alone=alone)
         except _UserCodeFailed as error:
-            raise _UserCodeFailed(replace(error.failure, is_of_try=True)) from error
+            is_of_try = error.failure.error != RefusedTogether.__name__
+            raise _UserCodeFailed(replace(error.failure, is_of_try=is_of_try)) from error
+
+    def _take_watermarks(self, committer: Any) -> None:
+        watermarks = self.task.header.watermarks
+        for source in self.component.inputs if committer.tries_at_watermarks else ():
+            if (row := watermarks.get(source.component_id)) is not None:
+                committer.execute_arrow(pa.RecordBatch.from_pylist([dict(row)], source.fields.schema()))
 
     def freeze(self) -> CommitterState:
         """Pickle a committer between its last ``execute`` and its ``finish_batch`` (C13). If the
         committer keeps only a part (``keep_for_commit``), the commit phase makes a new copy: the
         same component, in the same attempt, with the same rows taken in. Its emitted rows have left
         the collector."""
-        frozen, header = self._frozen(), self.task.header
-        if isinstance(self.bolt, Committer) and header.is_probe and self.component.id in header.tries_writes:
-            self._try_writes(self.bolt)
-        return frozen
-
-    def _frozen(self) -> CommitterState:
-        kept = None
+        kept, header = None, self.task.header
         if isinstance(self.bolt, Committer):
             with self.guarded():
                 kept = self.bolt.keep_for_commit()
+            if header.is_probe and self.component.id in header.tries_writes:
+                self._try_writes(self.bolt)
+                kept = b""  # nothing of a probe is committed
         if kept is not None:
             return CommitterState(self.component.id, self.index, kept, whole=False)
         self.collector.sink = None

@@ -404,7 +404,17 @@ class Committer:
 
     #: Whether ``try_writes`` always needs the rows before a row in the batch.
     tries_in_order: bool = False
-    #: Whether other committers get only watermarks from this one. A try goes without them.
+    #: Whether this committer subscribes to watermarks, and tries its writes with those of
+    #: ``watermark_before``.
+    tries_at_watermarks: bool = False
+
+    def watermark_before(self) -> Mapping[str, Any] | None:
+        """The row that this committer, if it sends only watermarks, would send in a transaction
+        that does not advance the watermark. Called on the driver when all earlier transactions are
+        committed. None: it sends other rows."""
+        return None
+
+    #: Whether other committers get only watermarks from this one.
     sends_only_watermarks: bool = False
 
     def may_try_writes(self) -> bool:

@@ -130,16 +130,32 @@ class Graph:
         )
 
     def only_writer(self) -> str | None:
-        """The only committer that writes rows to which rows of other tables may refer, if it has
+        """The only component that writes rows to which rows of other tables may refer, if it has
         one task."""
-        writers = [each for each in self.components if each.committer and self._may_be_referenced(each)]
+        writers = [each for each in self.components if self._may_be_referenced(each)]
         return writers[0].id if len(writers) == 1 and writers[0].parallelism == 1 else None
 
     def _may_be_referenced(self, component: Component) -> bool:
         if component.states:
             return any(state.may_be_referenced for state in component.states)
         bolt = component.instance
-        return not isinstance(bolt, Bolt) or not bolt.written_topics(self.id)
+        return component.committer and (not isinstance(bolt, Bolt) or not bolt.written_topics(self.id))
+
+    def in_trials(self) -> tuple[Component, ...]:
+        """The components of probes that try writes: all except the committers that send watermarks
+        and what is below a committer. A committer that tries its writes at a given watermark does
+        not count as below that of the watermark."""
+        clocks = {each.id for each in self.components if _sends_only_watermarks(each)}
+        found: dict[str, Component] = {}
+        for each in self.components:
+            rows = each.subscriptions
+            if _tries_at_watermarks(each):
+                rows = tuple(sub for sub in rows if sub.component_id not in clocks)
+            above = [found.get(sub.component_id) for sub in rows]
+            has_rows_early = all(source is not None and not source.committer for source in above)
+            if each.id not in clocks and has_rows_early and bool(rows) == bool(each.subscriptions):
+                found[each.id] = replace(each, subscriptions=rows)
+        return tuple(found.values())
 
     def shape(self) -> dict[str, list[dict[str, Any]]]:
         """Components and the edges between them, JSON-able, for drawing."""
@@ -165,6 +181,16 @@ class Graph:
                 for sub in each.subscriptions
             ],
         }
+
+
+def _sends_only_watermarks(component: Component) -> bool:
+    bolt: Any = component.instance
+    return isinstance(bolt, Committer) and bolt.sends_only_watermarks
+
+
+def _tries_at_watermarks(component: Component) -> bool:
+    bolt: Any = component.instance
+    return isinstance(bolt, Committer) and bolt.tries_at_watermarks and bolt.may_try_writes()
 
 
 class BoltDeclarer:

@@ -48,11 +48,9 @@ def _wrong_method(component: type) -> str | None:
             if not isinstance(own, FunctionType) or name.startswith("_") or cls.__module__.startswith(_OURS):
                 continue
             overridden = _overridden(component, name)
-            if overridden is not None and not _takes(own, _positional(overridden)):
-                return (
-                    f"{cls.__name__}.{name}{inspect.signature(own)} cannot be called as it is: "
-                    f"write {name}({', '.join(_positional(overridden))})"
-                )
+            if overridden is not None and not _takes(own, *(arguments := _required(overridden))):
+                shown = ", ".join([*arguments[0], *(["*", *arguments[1]] if arguments[1] else [])])
+                return f"{cls.__name__}.{name}{inspect.signature(own)} cannot be called as it is: write {name}({shown})"
     return None
 
 
@@ -62,16 +60,18 @@ def _overridden(cls: type, name: str) -> Any:
     return next((each for each in found if isinstance(each, FunctionType)), None)
 
 
-def _positional(method: FunctionType) -> list[str]:
-    parameters = inspect.signature(method).parameters.values()
+def _required(method: FunctionType) -> tuple[list[str], list[str]]:
+    """The arguments of each call: by position, and by name."""
+    parameters = [each for each in inspect.signature(method).parameters.values() if each.default is each.empty]
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.name for each in parameters if each.kind in kinds and each.default is each.empty]
+    by_name = [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    return [each.name for each in parameters if each.kind in kinds], by_name
 
 
-def _takes(method: FunctionType, arguments: list[str]) -> bool:
+def _takes(method: FunctionType, arguments: list[str], by_name: list[str]) -> bool:
     try:
         # Check the method that is called, not the one that a decorator has wrapped.
-        inspect.signature(method, follow_wrapped=False).bind(*arguments)
+        inspect.signature(method, follow_wrapped=False).bind(*arguments, **dict.fromkeys(by_name))
     except TypeError:
         return False
     return True

@@ -15,6 +15,11 @@ T = TypeVar("T")
 OnRefused = Callable[[BadRecordError], None]
 
 
+class RefusedTogether(BadRecordError):
+    """Rows of one transaction are refused together, whatever the store contains: the store may
+    accept them one after the other."""
+
+
 def halves(rows: Rows) -> tuple[Rows, Rows] | None:
     """Both halves of rows, in order; None for a single row."""
     half = len(rows) // 2

@@ -114,8 +114,8 @@ class Narrowing:
         ``may_search``; then the search also ends as soon as more records fail than pass, because
         the cause may be a server that the user's code calls. ``in_order``: a value may be refused
         because of records before it. So each probe also processes the records that have passed, and
-        only a store that tries its writes tells which record is refused; at any other refusal the
-        search ends."""
+        a store that tries its writes tells which record is refused; at any other refusal the record
+        is processed alone, and if it is not refused then, the search ends."""
         return _Search(self, plan, probe, pins_errors=pins_errors, in_order=in_order).run()
 
     def narrowed(
@@ -320,6 +320,8 @@ class _Search:
                 group = first
         # a record is left out only if it is refused by itself
         failure = failure or self._failure(group)
+        if failure is not None and self._in_order and not failure.is_of_try:
+            failure = self._failure_alone(group)
         if failure is not None:
             self._take_out(*group[0], failure)
         self._pass(group)
@@ -330,9 +332,19 @@ class _Search:
             return None
         if self._in_order:
             part = self._after_passed(group)
+        return self._probed(part)
+
+    def _probed(self, part: Plan) -> TaskFailure | None:
         failure = self._probe({**self._always, **part})
         if failure is not None and not _refuses(failure, pins_errors=self._pins_errors):
             raise _SearchEnded
+        return failure
+
+    def _failure_alone(self, group: list[_Range]) -> TaskFailure:
+        """The failure of a record that does not depend on the records before it."""
+        failure = self._probed(self._joined(group))
+        if failure is None or failure.is_of_try:
+            raise _Cut
         return failure
 
     def _pass(self, group: list[_Range]) -> None:
@@ -343,8 +355,6 @@ class _Search:
     def _take_out(self, partition: str, meta: Meta, failure: TaskFailure) -> None:
         offset, reason, policy = self._narrowing._offsets(meta)[0], _reason(failure), self._narrowing._policy(failure)
         known = [each for reasons in self._reasons.values() for each in reasons.values()]
-        if self._in_order and not failure.is_of_try:
-            raise _Cut
         if (
             not self._narrowing._takes_out(failure, partition)
             or (self._pins_errors and 2 * len(self._found) > self._passed)  # including those that were found

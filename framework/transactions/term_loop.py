@@ -29,7 +29,6 @@ from framework.execution.ports import PhaseResult
 from framework.topology.bolts import Bolt, Committer
 from framework.topology.builder import Topology
 from framework.topology.fencing import Header
-from framework.topology.graph import Component
 from framework.topology.spouts import PartitionPlanner, PartitionProgress
 from framework.transactions.commit import RAISING
 from framework.transactions.commit_pace import CommitPace
@@ -372,8 +371,13 @@ class Term:
         try:
             job = yield partial(processing_job, header, self._planner, plan, committed_txid)
             result: PhaseResult = yield partial(self._executor.process, job)
+            if header.tries_writes:
+                header = yield partial(self._at_watermarks, header)
             if result.failure is None and header.tries_writes:
-                result = replace(result, failure=(yield partial(self._probe, header, None, plan)))
+                tried = yield partial(self._probe, header, None, plan)
+                # if a try fails in another way, the commit decides how to go on
+                if tried is not None and self._narrowing.may_search(plan, tried, pins_errors=pins_errors):
+                    result = replace(result, failure=tried)
             if result.failure is None:
                 yield partial(self._planner.confirm, plan)
             elif self._narrowing.may_search(plan, result.failure, pins_errors=pins_errors):
@@ -402,6 +406,16 @@ class Term:
         finally:
             self._executor.release(probe)
             self._probes.pop(attempt, None)
+
+    def _at_watermarks(self, header: AttemptHeader) -> AttemptHeader:
+        """The header with the watermarks before the transaction. All earlier transactions are
+        committed. Without them, committers that need watermarks do not try."""
+        bolts: dict[str, Any] = {each.id: each.instance for each in self._topology.components}
+        try:
+            rows = {name: bolt.watermark_before() for name, bolt in bolts.items() if isinstance(bolt, Committer)}
+        except users_errors():  # the commit reads the same states, and tells
+            return header
+        return replace(header, watermarks={name: row for name, row in rows.items() if row is not None})
 
     def _on_states(
         self, header: AttemptHeader, answer: type[Committed] | type[RolledBack], steps: Steps[PhaseResult]
@@ -516,17 +530,10 @@ def _trying_writes(topology: Topology) -> tuple[frozenset[str], frozenset[str]]:
         each.id: each.instance for each in topology.components if isinstance(each.instance, Committer)
     }
     may_try = {
-        name for name, bolt in committers.items() if bolt.may_try_writes() and _has_rows_early(topology, topology[name])
+        each.id for each in topology.in_trials() if each.id in committers and committers[each.id].may_try_writes()
     }
     in_order = frozenset(name for name in may_try if committers[name].tries_in_order)
     return frozenset(may_try) - in_order, in_order | (may_try & {topology.only_writer()})
-
-
-def _has_rows_early(topology: Topology, component: Component) -> bool:
-    """Whether all rows of a component come in the processing phase."""
-    above = [topology[sub.component_id] for sub in component.subscriptions]
-    rows = [each for each in above if not getattr(each.instance, "sends_only_watermarks", False)]
-    return all(not each.committer and _has_rows_early(topology, each) for each in rows)
 
 
 def _pace(context: DriverContext) -> CommitPace:

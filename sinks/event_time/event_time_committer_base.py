@@ -6,14 +6,14 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from framework.errors import TopologyError
 from framework.observe.logs import get_logger
 from framework.operators.timestamps import times_of
-from framework.operators.watermarks import LATE_STREAM, NEVER
+from framework.operators.watermarks import LATE_STREAM
 from framework.topology import (
     DEFAULT_STREAM,
     HIDDEN,
@@ -21,6 +21,7 @@ from framework.topology import (
     OutputFieldsDeclarer,
 )
 from framework.topology.groupings import AllGrouping
+from framework.topology.refused_row_bisection import OnRefused
 from sinks.event_time.records_below_watermark import Place
 from sinks.event_time.watermark import WATERMARK_FIELDS
 from sinks.keyed_committer import KeyedCommitter
@@ -41,8 +42,6 @@ class Watermarks(NamedTuple):
 
 #: Watermarks after all records.
 _PAST_ALL = Watermarks(1 << 61, 1 << 61)
-#: Watermarks before all records.
-_BEFORE_ALL = Watermarks(NEVER, NEVER)
 
 
 class WatermarkedCommitter(KeyedCommitter):
@@ -55,8 +54,7 @@ class WatermarkedCommitter(KeyedCommitter):
     #: same time. Hidden ones are for nothing else.
     partition: tuple[str, ...] = ()
     late_streams = frozenset({LATE_STREAM})
-    #: The watermarks with which writes are tried: a try gets none.
-    _tried_at: ClassVar[Watermarks] = _BEFORE_ALL
+    tries_at_watermarks = True
 
     def __init__(self, state: MapState, key: Sequence[str]) -> None:
         super().__init__(state, key)
@@ -64,6 +62,9 @@ class WatermarkedCommitter(KeyedCommitter):
         self._clocks = 1
         self._told: list[Watermarks] = []
         self._all_late = False
+        self._is_trying = False
+        # called for a row that falls due and is refused; None: such a row must not be left out
+        self._leave_out_due: OnRefused | None = None
 
     # --- on the driver ----------------------------------------------------------------------------
 
@@ -111,11 +112,14 @@ class WatermarkedCommitter(KeyedCommitter):
 
     def _begin_attempt(self) -> None:
         self._told = []
+        self._is_trying = False
+        self._leave_out_due = None
         self.late_records = 0
 
     def execute_arrow(self, batch: pa.RecordBatch) -> None:
         if batch.schema.names == _WATERMARK_COLUMNS:
             self._told += map(Watermarks, batch.column(0).to_pylist(), batch.column(1).to_pylist())
+            self._leave_out_due = self._on_refused_due
         else:
             self._take(batch)
 
@@ -142,8 +146,11 @@ class WatermarkedCommitter(KeyedCommitter):
         self.state.commit(self._attempt)
 
     def try_writes(self, *, alone: bool) -> None:
-        self._told = [self._tried_at] * self._clocks
-        super().try_writes(alone=alone)
+        self._is_trying = True
+        try:
+            super().try_writes(alone=alone)
+        finally:
+            self._is_trying = False
 
     @abstractmethod
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
@@ -153,6 +160,8 @@ class WatermarkedCommitter(KeyedCommitter):
     def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
         """Emit late rows, count them, and log them if no bolt subscribes to their stream.
         ``records``: how many records these rows represent; None: one each."""
+        if self._is_trying:
+            return
         rows = rows.select(self._seen(rows.schema.names))
         records = rows.num_rows if records is None else records
         self.late_records += records

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.durations import Duration, micros_above_0
-from framework.errors import TopologyError
+from framework.errors import BadRecordError, TopologyError
 from framework.operators.timestamps import check_times, times_of
 from framework.operators.watermarks import EXPIRED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Fields, Input, OutputFieldsDeclarer
+from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from sinks.aggregates import Aggregate, aggregate_settings, expanded_aggregates, input_fields, output_types, row_folder
 from sinks.backend import Key, Value
 from sinks.event_time.event_time_committer_base import WatermarkedCommitter, Watermarks
+from sinks.key_hash_parts import halves_by_key
 from sinks.keyed_committer import one_stream
 from sinks.pane_aggregation import PaneFolds
 from sinks.states import MapState
 from sinks.value_encoding import first_number
 
 _EXPIRES = "expires_at"
+#: The most rows of a key that a try lets end one after the other.
+_ENDS_MAX = 100
 
 
 class _Changed(NamedTuple):
@@ -55,8 +60,6 @@ class ExpiringCommitter(WatermarkedCommitter):
     """
 
     due_streams = frozenset({EXPIRED_STREAM})
-    #: A record after the end of its row may start another one, and then does not change its sums.
-    _tried_at = Watermarks(NEVER, -NEVER)
 
     def __init__(
         self,
@@ -114,6 +117,47 @@ class ExpiringCommitter(WatermarkedCommitter):
     def may_try_writes(self) -> bool:
         return type(self) is ExpiringCommitter
 
+    def _try(self, rows: pa.Table, watermark: int, folds: PaneFolds) -> None:
+        """Raise ``BadRecordError`` for records of a key that are refused whatever the watermark
+        after the transaction is, which depends on all its records. ``watermark``: before it."""
+
+        def take(part: pa.Table) -> None:
+            try:
+                self._put(self._changed(part, watermark, folds))
+            except BadRecordError:
+                if halves_by_key(part, self.key) is not None or not self._tries_ends(part, watermark, folds):
+                    raise
+
+        def refuse(error: BadRecordError) -> None:
+            raise error
+
+        for _ in accepted(rows, take, refuse, partial(halves_by_key, key=self.key)):
+            pass
+
+    def _tries_ends(self, rows: pa.Table, watermark: int, folds: PaneFolds) -> bool:
+        """Whether the records of one key are accepted if some of its rows end. ``watermark``: after
+        which they may end."""
+        times = times_of(rows.column(self.on).combine_chunks(), self.on, self.unit)
+        key = self._keys(rows.slice(0, 1))[0]
+        (value,) = self.state.multi_get([key])
+        end = self.state.restored(key, first_number, value) if value is not None else int(times.min())
+        passed = set()
+        for at in sorted(times.tolist()):
+            if watermark < end <= at:
+                passed.add(end)
+            end = max(end, at + self.ttl)
+        if len(passed) > _ENDS_MAX:
+            return True  # the commit decides
+        for each in sorted(passed, reverse=True):
+            try:
+                self._put(self._changed(rows, each, folds))
+            except RefusedTogether:
+                raise
+            except BadRecordError:
+                continue
+            return True
+        return False
+
     def _take(self, batch: pa.RecordBatch) -> None:
         self._check_records(batch, self.on, self.unit)
         self._batches.append(batch)
@@ -122,34 +166,43 @@ class ExpiringCommitter(WatermarkedCommitter):
         if self._folds is None or self._output is None:
             raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
         folds, output, expired = self._folds, self._output, self._expired_fields(self._output)
-        changed = self._changed(list(self._on_time(watermarks.before)), watermarks.after, folds)
+        rows = self._on_time(watermarks.before)
+        if self._is_trying:
+            if rows is not None:
+                self._try(rows, watermarks.before, folds)
+            return
+        changed = self._changed(rows, watermarks.after, folds)
         yield from folds.sent(((*key, *value[1:]) for key, value in changed.live.items()), output, self._on_refused)
         self._expire(changed.expired, folds, expired)
-        self.state.multi_put(list(changed.live), list(changed.live.values()))
+        self._put(changed)
         for page in self.state.due(_EXPIRES, NEVER, watermarks.after, self._mine):
             self._expire([(*key, *value) for key, value in page if key not in changed.keys], folds, expired)
             self.state.delete([key for key, _ in page if key not in changed.live])
             self.state.write()
 
+    def _put(self, changed: _Changed) -> None:
+        self.state.multi_put(list(changed.live), list(changed.live.values()))
+
     def _expire(self, rows: Iterable[Value], folds: PaneFolds, fields: Fields) -> None:
         for batch in folds.sent(rows, fields, self._on_refused):
             self._collector.emit_arrow(batch, EXPIRED_STREAM)
 
-    def _on_time(self, watermark: int) -> Iterator[pa.RecordBatch]:
+    def _on_time(self, watermark: int) -> pa.Table | None:
         """The arrived records, without the late ones, which are sent to their stream."""
         batches, self._batches = self._batches, []
+        kept = []
         for batch in (each.select(self._needed()) for each in batches):
             late = pa.array(times_of(batch.column(self.on), self.on, self.unit) <= watermark - self.ttl)
             if late.true_count:
                 self._emit_late(batch.filter(late))
                 batch = batch.filter(pc.invert(late))
             if batch.num_rows:
-                yield batch
+                kept.append(batch)
+        return pa.Table.from_batches(kept) if kept else None
 
-    def _changed(self, batches: Sequence[pa.RecordBatch], watermark: int, folds: PaneFolds) -> _Changed:
-        if not batches:
+    def _changed(self, rows: pa.Table | None, watermark: int, folds: PaneFolds) -> _Changed:
+        if rows is None:
             return _Changed({}, [], frozenset())
-        rows = pa.Table.from_batches(batches)
         times = times_of(rows.column(self.on).combine_chunks(), self.on, self.unit).tolist()
         places: dict[Key, list[int]] = {}
         for place, key in enumerate(self._keys(rows)):

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import pyarrow as pa
 
 from framework.durations import Duration, micros_above_0
-from framework.errors import InvariantViolation
+from framework.errors import BadRecordError, InvariantViolation
 from framework.operators.sessions import Pane, ends, pane_starts, runs, together
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import LATE_STREAM
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
-from framework.topology.refused_row_bisection import accepted
+from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
 from sinks.bounded_pages import pages_of
@@ -104,13 +104,15 @@ class SessionCommitter(AggregatingCommitter):
         own, came, marks, late, records = self._taken(self._folded(), watermarks.before)
         if late is not None:
             self._emit_late(late, LATE_STREAM, records)
+        if self._is_trying:
+            return  # parts of sessions that end are not stored, and a try cannot know which will
         ending = [(key, pane) for key, pane in came.items() if watermarks.before < pane.due <= watermarks.after]
         marks = {key: mark for key, mark in marks.items() if mark.due > watermarks.after}
         due = self._unchanged(watermarks, came.keys() | marks.keys())
         for page in merged(due, ending, lambda each: by_time(each[1].due, each[0])):
             # A pane that was due before is part of a session that ends later.
             for sessions, read in self._ended(page, own.panes):
-                batch = self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in sessions)
+                batch = self._sent(sessions, read, came)
                 if batch is not None:
                     yield batch
                 for key in (gone := [key for keys in sessions for key in keys]):
@@ -119,6 +121,31 @@ class SessionCommitter(AggregatingCommitter):
                 self.state.write()
         came |= marks
         self.state.multi_put(list(came), [(each.first, each.due, *each.values) for each in came.values()])
+
+    def _sent(self, sessions: Sequence[list[Key]], read: _Read, came: Mapping[Key, Pane]) -> pa.RecordBatch | None:
+        """The rows of sessions that end. A session without records of the transaction is left out,
+        if that is allowed, when a function of the user's refuses to merge its parts: otherwise each
+        record with which it would end were refused (ADR 126)."""
+
+        def rows_of(some: Sequence[list[Key]]) -> pa.RecordBatch | None:
+            return self._batch(self._closed(keys, {key: read.at(key) for key in keys}) for keys in some)
+
+        try:
+            return rows_of(sessions)
+        except BadRecordError:
+            if self._leave_out_due is None:
+                raise
+        kept = []
+        for keys in sessions:
+            try:
+                rows_of([keys])
+            except BadRecordError as error:
+                if any(key in came for key in keys):
+                    raise
+                self._leave_out_due(error)
+            else:
+                kept.append(keys)
+        return rows_of(kept)
 
     def _taken(self, folded: Mapping[Key, Folded], watermark: int) -> _Taken:
         """Take the transaction's records. Keys whose sums leave their type are left out, if that is
@@ -151,7 +178,11 @@ class SessionCommitter(AggregatingCommitter):
                 own.panes[key] = None
                 del came[key]
         marks = self._checked_sums(own, came) if self._sums else {}
-        return _Taken(own, came, marks, self._batch(late), records)
+        try:
+            sent = self._batch(late)
+        except BadRecordError as error:
+            raise RefusedTogether(str(error)) from error
+        return _Taken(own, came, marks, sent, records)
 
     def _folded(self) -> dict[Key, Folded]:
         """The folded records of the transaction, by pane."""

@@ -155,6 +155,11 @@ class WatermarkCommitter(ArrowBolt, Committer):
         newest = max((each.newest for each in clock.partitions.values()), default=None)
         return EventTime(watermark, clock.held_up_by(self._idle_after), newest)
 
+    def watermark_before(self) -> Mapping[str, Any]:
+        found = self.state.get(_ROW)
+        clock = self.state.restored((_ROW,), _restored, found) if found is not None else EventClock()
+        return {"watermark_before": clock.watermark, "watermark": clock.watermark, "planned_at": clock.planned_at}
+
     # --- in tasks ---------------------------------------------------------------------------------
 
     def prepare(

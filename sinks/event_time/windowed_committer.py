@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from framework.durations import Duration, micros_of
-from framework.errors import TopologyError
+from framework.errors import BadRecordError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
 from framework.operators.timestamps import times_of
 from framework.operators.watermarks import CHANGED_STREAM, LATE_STREAM, NEVER
 from framework.topology import Combiner, Fields, OutputFieldsDeclarer
 from framework.topology.canonical_form import python_values
-from framework.topology.refused_row_bisection import accepted
+from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from sinks import external_row_sorter
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Value
@@ -178,9 +178,13 @@ class WindowedCommitter(AggregatingCommitter):
         if not held.num_rows or not came.num_rows:
             return pa.concat_tables([held, came])
         fold = self._new_fold(partial_input=True)
-        for batch in (*held.to_batches(), *came.to_batches()):
-            fold.add(batch)
-        return self._ordered(pa.Table.from_batches([fold.finish()]))
+        try:
+            for batch in (*held.to_batches(), *came.to_batches()):
+                fold.add(batch)
+            joined = fold.finish()
+        except RefusedTogether as error:
+            raise BadRecordError(str(error)) from error
+        return self._ordered(pa.Table.from_batches([joined]))
 
     def _ordered(self, rows: pa.Table) -> pa.Table:
         orders = self._orders(rows)

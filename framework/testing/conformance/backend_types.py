@@ -74,14 +74,13 @@ class TypeContract(BackendCase):
                 granted = open_attempt(state, 2, attempt)
                 with pytest.raises(BadRecordError, match="'total'"):
                     state.apply(granted, wrong, totals, want_values=False)
-                with pytest.raises(BadRecordError, match="'total' does not fit into"), state.trying(granted):
-                    state.apply(granted, wrong, totals, want_values=False)
+                with pytest.raises(BadRecordError, match="'total' does not fit into"):
+                    state.trying(granted).apply(granted, wrong, totals, want_values=False)
             granted = open_attempt(state, 2, 3)
             for _ in range(2):
                 right = deltas(a=-1, b=1, c=most)
                 before = [state.get(each) for each in "abc"]
-                with state.trying(granted):
-                    state.apply(granted, right, totals, want_values=False)
+                state.trying(granted).apply(granted, right, totals, want_values=False)
                 assert [state.get(each) for each in "abc"] == before
                 state.apply(granted, right, totals, want_values=False)
                 granted = open_attempt(state, 2, 4)
