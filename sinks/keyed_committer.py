@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from framework.topology import (
 from framework.topology.canonical_form import python_values
 from framework.topology.groupings import FieldsGrouping, Grouping
 from sinks.backend import Key
-from sinks.state_committer import check_key_types, check_no_null_key, check_one_writer
+from sinks.state_committer import check_key_types, check_no_null_key, check_one_writer, finish_without_writes
 from sinks.states import MapState, checked_state
 
 
@@ -71,15 +70,7 @@ class KeyedCommitter(ArrowBolt, Committer):
 
     def try_writes(self, *, alone: bool) -> None:
         if self._attempt is not None:
-            own, self.state = self.state, self.state.trying(self._attempt)
-            try:
-                for _ in self.finish_batch():
-                    pass
-            finally:
-                self.state = own
-
-    @abstractmethod
-    def finish_batch(self) -> Iterable[pa.RecordBatch]: ...
+            finish_without_writes(self, self._attempt)
 
     def _keys(self, rows: pa.Table) -> list[Key]:
         """The keys of records. Raises ``BadRecordError`` for a null."""

@@ -84,6 +84,16 @@ def check_no_null_key(component_id: str, key: Sequence[str], rows: pa.Table | pa
             )
 
 
+def finish_without_writes(committer: Any, attempt: TransactionAttempt) -> None:
+    """Do what ``finish_batch`` of a committer of one state does, without its writes."""
+    own, committer.state = committer.state, committer.state.trying(attempt)
+    try:
+        for _ in committer.finish_batch():
+            pass
+    finally:
+        committer.state = own
+
+
 class StateCommitter(ArrowBolt, Committer):
     """Keeps aggregates per key in a state.
 
@@ -195,12 +205,7 @@ class StateCommitter(ArrowBolt, Committer):
     def try_writes(self, *, alone: bool) -> None:
         """Does nothing for a batch that waits in a file."""
         if self._attempt is not None and not self._prepared().is_large:
-            own, self.state = self.state, self.state.trying(self._attempt)
-            try:
-                for _ in self.finish_batch():
-                    pass
-            finally:
-                self.state = own
+            finish_without_writes(self, self._attempt)
 
     def take_for_commit(self, kept: bytes) -> None:
         if kept:

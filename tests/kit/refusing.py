@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
-from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder
+from framework import BaseBasicBolt, Fields, Topology, TransactionalTopologyBuilder, submit
 from framework.errors import BadRecordError
-from framework.transactions import MemoryStore
+from framework.transactions import MemoryStore, term_loop
 from framework.transactions.documents import read_history
 from sinks import Count, DeadLetterTable, OpaqueMapState, SqliteBackend, StateCommitter, TransactionalMapState
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
+from tests.kit.waiting import PATIENCE_S
 
 
 class Picky(BaseBasicBolt):
@@ -53,3 +55,17 @@ def refused(store: MemoryStore, topology_id: str = "refusing") -> dict[tuple[str
         for partition, meta in record.plan.items()
         for offset, reason in meta.get("refused", {}).items()
     }
+
+
+def ran(topology: Topology, executor: str = "local", config: Mapping[str, Any] | None = None) -> MemoryStore:
+    """Run a topology until it has caught up; its searches may take as long as they need."""
+    store = MemoryStore()
+    patient = {"topology.message.timeout.secs": 10_000, **(config or {})}
+    with mock.patch.object(term_loop, "SEARCH_MAX_MS", 10**9), submit(topology, patient, store, executor) as run:
+        run.wait_until_caught_up(PATIENCE_S)
+    return store
+
+
+def attempts(store: MemoryStore, topology: Topology) -> list[int]:
+    """The number of attempts of each transaction."""
+    return [len(each.attempts) for each in read_history(store, topology.id)]

@@ -3,17 +3,15 @@ tries its writes in the order of the records, and finds all of them (C51, ADR 13
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder, submit
+from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError
 from framework.operators.event_window_assigner import hopping, tumbling
-from framework.transactions import MemoryStore, term_loop
-from framework.transactions.documents import read_history
 from sinks import (
     CountWindowCommitter,
     ExpiringCommitter,
@@ -28,32 +26,12 @@ from sinks import (
     WindowedCommitter,
 )
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.refusing import refused
-from tests.kit.waiting import PATIENCE_S
+from tests.kit.refusing import attempts, ran, refused
 
 pytestmark = pytest.mark.rule("C51")
 
 MOST = 2**63 - 1
 PAID = Fields(user=str, at=int, paid=int)
-#: The searches of these tests may take as long as they need.
-CONFIG = {"topology.message.timeout.secs": 10_000}
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
-
-
-def ran(topology: Topology, executor: str = "local", config: Mapping[str, Any] | None = None) -> MemoryStore:
-    store = MemoryStore()
-    with submit(topology, {**CONFIG, **(config or {})}, store, executor) as run:
-        run.wait_until_caught_up(PATIENCE_S)
-    return store
-
-
-def attempts(store: MemoryStore, topology: Topology) -> list[int]:
-    """The number of attempts of each transaction."""
-    return [len(each.attempts) for each in read_history(store, topology.id)]
 
 
 def capped(a: int, b: int) -> int:

@@ -22,7 +22,7 @@ from framework import (
 from framework.errors import BadRecordError
 from framework.inspect.verify import verify
 from framework.operators.event_window_assigner import tumbling
-from framework.transactions import MemoryStore, term_loop
+from framework.transactions import MemoryStore
 from framework.transactions.documents import read_history
 from sinks import (
     CountWindowCommitter,
@@ -37,27 +37,13 @@ from sinks import (
     WindowedCommitter,
 )
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.refusing import refused
+from tests.kit.refusing import ran, refused
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C51")
 
 MOST = 2**63 - 1
 PAID = Fields(user=str, at=int, paid=int)
-#: The searches of these tests may take as long as they need.
-CONFIG = {"topology.message.timeout.secs": 10_000}
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
-
-
-def ran(topology: Topology) -> MemoryStore:
-    store = MemoryStore()
-    with submit(topology, CONFIG, store, "local") as run:
-        run.wait_until_caught_up(PATIENCE_S)
-    return store
 
 
 def state() -> OpaqueMapState:
@@ -98,7 +84,7 @@ def test_a_session_that_a_function_refuses_when_it_ends_is_left_out_without_a_re
     rows += [[user, at, 1] for at in range(1_000, 5_000, 1_000) for user in "bcd"]
     built = sessions(rows, batch, 50, Reduce("paid", capped))
     store = MemoryStore()
-    with submit(built, CONFIG, store, "local") as run:
+    with submit(built, {}, store, "local") as run:
         run.wait_until_caught_up(PATIENCE_S)
     assert refused(store, built.id) == {}
     left_out = [each.left_out_rows for record in read_history(store, built.id) for each in record.attempts]

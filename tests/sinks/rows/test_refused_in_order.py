@@ -7,38 +7,15 @@ from typing import Any
 
 import pytest
 
-from framework import Fields, Topology, TransactionalTopologyBuilder, submit
+from framework import Fields, Topology, TransactionalTopologyBuilder
 from framework.inspect.verify import verify
-from framework.transactions import MemoryStore, term_loop
 from framework.transactions.documents import read_history
 from sinks import AppendCommitter, MemoryBackend, OpaqueMapState, StateCommitter, Sum, UpsertCommitter
 from spouts import OpaqueMemoryTransactionalSpout
-from tests.kit.refusing import refused
+from tests.kit.refusing import attempts, ran, refused
 from tests.kit.row_tables import Database, MySqlDatabase, SqliteDatabase
-from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C51")
-
-#: The searches of these tests may take as long as they need.
-CONFIG = {"topology.message.timeout.secs": 10_000}
-
-
-@pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(term_loop, "SEARCH_MAX_MS", 10**9)
-
-
-def ran(topology: Topology) -> MemoryStore:
-    store = MemoryStore()
-    with submit(topology, CONFIG, store, "local") as run:
-        run.wait_until_caught_up(PATIENCE_S)
-    return store
-
-
-def attempts(store: MemoryStore, topology: Topology) -> list[int]:
-    """The number of attempts of each transaction."""
-    return [len(each.attempts) for each in read_history(store, topology.id)]
-
 
 ROW = Fields(id=int, parent=int, word=str)
 
