@@ -229,8 +229,8 @@ def test_no_other_user_reads_the_files_that_servers_write() -> None:
     try:
         with (
             open_folder() as folder,
-            RedisServer(folder / "redis") as server,
-            ZooKeeperServer(folder / "zookeeper") as other,
+            RedisServer(folder / "redis", where="embedded") as server,
+            ZooKeeperServer(folder / "zookeeper", where="embedded") as other,
         ):
             with redis.Redis(port=server.port) as client:
                 client.set("key", "value")
