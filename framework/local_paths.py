@@ -42,8 +42,8 @@ give the path of a local disk or of a mounted file system
 
 
 def lock_opener(name: str, flags: int) -> int:
-    """The ``opener`` of a lock file, for ``open``. Whoever may read a file may lock it, so other
-    users may not, except those of the file's group if the umask allows it."""
+    """The ``opener`` of a lock file, for ``open``. A user who may read a file may lock it. So
+    other users may not, except those of the file's group if the umask allows it."""
     return os.open(name, flags, 0o660)
 
 

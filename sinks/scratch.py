@@ -122,8 +122,8 @@ def _unpickled(row: Row, form: RowForm) -> Row:
 
 
 class TriedBackend(_Upon):
-    """The rows of a sink, as an attempt that only tries its commit uses them. What it writes is
-    dropped, and rows that fall due by time are not found."""
+    """The rows of a sink, as an attempt that only tries its commit uses them: it drops writes,
+    and finds no rows that fall due by time."""
 
     def __init__(self, rows: MapBackend, attempt: TransactionAttempt) -> None:
         super().__init__(rows)

@@ -178,6 +178,11 @@ class MapState(KeyedState, RebuildableState):
             commit.found.update((each.key, each.row) for each in page)
             yield [(key, value) for _, key, row, _ in page if (value := self._base(row, txid)) is not None]
 
+    @property
+    def is_tried(self) -> bool:
+        """Whether this is a copy of ``trying``."""
+        return isinstance(self.backend, TriedBackend)
+
     def trying(self, attempt: TransactionAttempt) -> MapState:
         """A copy of the state, with which a commit of this attempt reads the rows, and drops what
         it writes. Its ``due`` finds nothing."""

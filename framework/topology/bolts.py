@@ -429,7 +429,7 @@ class Committer:
     def try_writes(self, *, alone: bool) -> None:
         """Called in the task after the last call of the processing phase, if the store has refused
         a value of the batch in the commit, and all earlier transactions are committed. Write what
-        ``finish_batch`` would write, and undo the writes. What is emitted is dropped. Raises
+        ``finish_batch`` would write, and undo the writes. The task drops emitted rows. Raises
         ``BadRecordError`` if the store refuses a value; then probes find all records with such
         values (ADR 128).
 

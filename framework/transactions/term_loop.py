@@ -268,7 +268,7 @@ class Term:
                 self._planning.ask(command)
             case Process(txid, attempt_id, plan):
                 header = self._begin(
-                    txid, attempt_id, plan, tries=command.tries_writes, tries_in_order=command.tries_in_order
+                    txid, attempt_id, plan, tries_writes=command.tries_writes, tries_in_order=command.tries_in_order
                 )
                 steps = self._processing(header, plan, command.pins_errors)
                 processing = self._traced(steps, header, "processing")
@@ -323,7 +323,7 @@ class Term:
         attempt_id: int,
         plan: Plan,
         *,
-        tries: frozenset[str] = frozenset(),
+        tries_writes: frozenset[str] = frozenset(),
         tries_in_order: bool = False,
     ) -> AttemptHeader:
         digest = plan_digest(plan)
@@ -335,7 +335,7 @@ class Term:
             epoch=epoch,
             plan_digest=digest,
             incarnation=self._incarnation,
-            tries_writes=tries,
+            tries_writes=tries_writes,
             tries_in_order=tries_in_order,
         )
         self._headers[(txid, attempt_id)] = header

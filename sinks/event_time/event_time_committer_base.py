@@ -62,7 +62,6 @@ class WatermarkedCommitter(KeyedCommitter):
         self._clocks = 1
         self._told: list[Watermarks] = []
         self._all_late = False
-        self._is_trying = False
         # called for a row that falls due and is refused; None: such a row must not be left out
         self._leave_out_due: OnRefused | None = None
 
@@ -112,7 +111,6 @@ class WatermarkedCommitter(KeyedCommitter):
 
     def _begin_attempt(self) -> None:
         self._told = []
-        self._is_trying = False
         self._leave_out_due = None
         self.late_records = 0
 
@@ -145,13 +143,6 @@ class WatermarkedCommitter(KeyedCommitter):
         yield from self._commit(_PAST_ALL if self._all_late else watermarks)
         self.state.commit(self._attempt)
 
-    def try_writes(self, *, alone: bool) -> None:
-        self._is_trying = True
-        try:
-            super().try_writes(alone=alone)
-        finally:
-            self._is_trying = False
-
     @abstractmethod
     def _commit(self, watermarks: Watermarks) -> Iterator[pa.RecordBatch]:
         """Write into the state, between ``begin_commit`` and ``commit``, and return the rows of the
@@ -160,7 +151,7 @@ class WatermarkedCommitter(KeyedCommitter):
     def _emit_late(self, rows: pa.RecordBatch, stream: str = LATE_STREAM, records: int | None = None) -> None:
         """Emit late rows, count them, and log them if no bolt subscribes to their stream.
         ``records``: how many records these rows represent; None: one each."""
-        if self._is_trying:
+        if self.state.is_tried:
             return
         rows = rows.select(self._seen(rows.schema.names))
         records = rows.num_rows if records is None else records

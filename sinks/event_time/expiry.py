@@ -167,7 +167,7 @@ class ExpiringCommitter(WatermarkedCommitter):
             raise TopologyError(f"committer {self._component_id!r} was used outside a topology")
         folds, output, expired = self._folds, self._output, self._expired_fields(self._output)
         rows = self._on_time(watermarks.before)
-        if self._is_trying:
+        if self.state.is_tried:
             if rows is not None:
                 self._try(rows, watermarks.before, folds)
             return

@@ -104,7 +104,7 @@ class SessionCommitter(AggregatingCommitter):
         own, came, marks, late, records = self._taken(self._folded(), watermarks.before)
         if late is not None:
             self._emit_late(late, LATE_STREAM, records)
-        if self._is_trying:
+        if self.state.is_tried:
             return  # parts of sessions that end are not stored, and a try cannot know which will
         ending = [(key, pane) for key, pane in came.items() if watermarks.before < pane.due <= watermarks.after]
         marks = {key: mark for key, mark in marks.items() if mark.due > watermarks.after}

@@ -129,7 +129,7 @@ class SqliteFile:
 
     def _opened(self) -> sqlite3.Connection:
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        # Whoever may read a file of SQLite may lock it, too, and so hold up every commit.
+        # A user who may read a file of SQLite may lock it, too, and so hold up every commit.
         with suppress(FileExistsError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = sqlite3.connect(

@@ -9,29 +9,22 @@ from typing import Any
 
 import pytest
 
-from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuilder
 from framework.errors import BadRecordError
 from framework.operators.event_window_assigner import hopping, tumbling
 from sinks import (
     CountWindowCommitter,
     ExpiringCommitter,
-    MemoryBackend,
     OpaqueMapState,
     Reduce,
     SessionCommitter,
     SqliteBackend,
     StateCommitter,
-    Sum,
-    WatermarkCommitter,
     WindowedCommitter,
 )
-from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.paying import KEYED, MOST, TIMED, add_sums, paying, payments, state
 from tests.kit.refusing import attempts, ran, refused
 
 pytestmark = pytest.mark.rule("C51")
-
-MOST = 2**63 - 1
-PAID = Fields(user=str, at=int, paid=int)
 
 
 def capped(a: int, b: int) -> int:
@@ -40,12 +33,6 @@ def capped(a: int, b: int) -> int:
     return a + b
 
 
-def state() -> OpaqueMapState:
-    return OpaqueMapState(MemoryBackend())
-
-
-TIMED: dict[str, Any] = {"on": "at", "key": ["user"], "aggregates": {"paid": Sum("paid")}}
-KEYED: dict[str, Any] = {"key": ["user"], "aggregates": {"paid": Sum("paid")}}
 #: The committer, and the most that a value may be.
 COMMITTERS: dict[str, tuple[Callable[[], Any], int]] = {
     "windows": (lambda: WindowedCommitter(state(), tumbling(1_000), **TIMED), MOST),
@@ -57,22 +44,10 @@ COMMITTERS: dict[str, tuple[Callable[[], Any], int]] = {
 }
 
 
-def topology(name: str, rows: list[list[Any]], tasks: int) -> Topology:
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 100, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    committer = COMMITTERS[name][0]()
-    declared = builder.set_bolt("sums", committer, tasks).fields_grouping("orders", Fields("user"))
-    if hasattr(committer, "on"):
-        watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
-        builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-        declared.all_grouping("watermark")
-    return builder.build()
-
-
 @pytest.mark.parametrize("tasks", [1, 2])
 @pytest.mark.parametrize("name", COMMITTERS)
 def test_records_by_which_a_value_leaves_its_type_are_found_before_the_next_commit(name: str, tasks: int) -> None:
-    most = COMMITTERS[name][1]
+    make, most = COMMITTERS[name]
     rows: list[list[Any]] = [["abc"[at % 3], at, 0] for at in range(300)]
     rows[0] = ["a", 0, most - 200]
     for number, at in enumerate(range(105, 300, 10)):
@@ -83,7 +58,7 @@ def test_records_by_which_a_value_leaves_its_type_are_found_before_the_next_comm
             wrong.append(at)
         elif user == "a":
             total += paid
-    built = topology(name, rows, tasks)
+    built = paying(rows, 100, make(), tasks)
     store = ran(built)
     assert sorted(offset for _, offset in refused(store, built.id)) == wrong
     assert len(wrong) > 10
@@ -101,14 +76,9 @@ def test_windows_are_tried_by_every_executor(tmp_path: Path, runner: tuple[str, 
         if at > 110:
             wrong.add(at)
     halves = {0: [row for row in rows if row[0] == "a"], 1: [row for row in rows if row[0] == "b"]}
-    spout = OpaqueMemoryTransactionalSpout(halves, PAID, 50, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout, 2)
     sums, clock = (OpaqueMapState(SqliteBackend(tmp_path / "x.db", name)) for name in ("sums", "clock"))
-    watermark = WatermarkCommitter(clock, "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
     windows = WindowedCommitter(sums, tumbling(1_000), **TIMED)
-    builder.set_bolt("sums", windows, 2).fields_grouping("orders", Fields("user")).all_grouping("watermark")
-    built = builder.build()
+    built = add_sums(payments(halves, 50, readers=2), windows, 2, clock=clock).build()
     store = ran(built, executor, config)
     found = {halves[int(partition)][offset][1] for partition, offset in refused(store, built.id)}
     assert found == wrong
@@ -119,11 +89,5 @@ def test_windows_that_overlap_are_tried_too() -> None:
     """A record is refused if one of its windows does not take it."""
     paid = {20: MOST - 10, 120: 11, 150: 5, 199: MOST - 20}
     rows = [["a", at, paid.get(at, 0)] for at in range(200)]
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 100, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    windows = WindowedCommitter(state(), hopping(200, 100), **TIMED)
-    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    builder.set_bolt("sums", windows).fields_grouping("orders", Fields("user")).all_grouping("watermark")
-    built = builder.build()
+    built = paying(rows, 100, WindowedCommitter(state(), hopping(200, 100), **TIMED))
     assert {offset for _, offset in refused(ran(built), built.id)} == {120, 199}

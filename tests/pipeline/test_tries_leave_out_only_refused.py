@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from framework import (
-    CLOCK_STREAM,
     ArrowBolt,
     Committer,
     Fields,
@@ -27,47 +26,26 @@ from framework.transactions.documents import read_history
 from sinks import (
     CountWindowCommitter,
     ExpiringCommitter,
-    MemoryBackend,
-    OpaqueMapState,
     Reduce,
     SessionCommitter,
     StateCommitter,
     Sum,
-    WatermarkCommitter,
     WindowedCommitter,
 )
-from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.paying import KEYED, MOST, PAID, TIMED, add_sums, paying, payments, state
 from tests.kit.refusing import ran, refused
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.rule("C51")
 
-MOST = 2**63 - 1
-PAID = Fields(user=str, at=int, paid=int)
-
-
-def state() -> OpaqueMapState:
-    return OpaqueMapState(MemoryBackend())
-
 
 def expiring(rows: list[list[Any]], batch: int, out_of_orderness: int) -> Topology:
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, batch, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days", out_of_orderness=out_of_orderness)
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    sums = ExpiringCommitter(state(), ttl=50, on="at", key=["user"], aggregates={"paid": Sum("paid")})
-    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
-    return builder.build()
+    return paying(rows, batch, ExpiringCommitter(state(), ttl=50, **TIMED), out_of_orderness=out_of_orderness)
 
 
 def sessions(rows: list[list[Any]], batch: int, gap: int, paid: Any = None) -> Topology:
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, batch, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    sums = SessionCommitter(state(), gap, on="at", key=["user"], aggregates={"paid": paid or Sum("paid")})
-    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
-    return builder.build()
+    aggregates = {"paid": paid or Sum("paid")}
+    return paying(rows, batch, SessionCommitter(state(), gap, **{**TIMED, "aggregates": aggregates}))
 
 
 def capped(a: int, b: int) -> int:
@@ -115,11 +93,7 @@ def test_records_that_only_leave_the_type_without_the_state_are_not_left_out(kin
     if kind == "expiring":
         built = expiring(rows, 4, 1_000)
     else:
-        spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 4, on_bad_record="skip")
-        builder = TransactionalTopologyBuilder("paying", "orders", spout)
-        sums = CountWindowCommitter(state(), 1_000, key=["user"], aggregates={"paid": Sum("paid")})
-        builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user"))
-        built = builder.build()
+        built = paying(rows, 4, CountWindowCommitter(state(), 1_000, **KEYED))
     assert {offset for _, offset in refused(ran(built), built.id)} == {6}
 
 
@@ -141,15 +115,9 @@ def test_a_part_of_a_session_that_ends_is_not_tried_as_one_that_stays() -> None:
 def test_records_of_several_tasks_that_only_leave_the_type_without_the_state_are_not_left_out(kind: str) -> None:
     one = [["a", 0, -MOST], ["b", 0, MOST], ["a", 1, MOST], ["c", 0, 0]]
     other = [["c", 0, 0], ["c", 0, 0], ["a", 1, 5], ["b", 1, 7]]
-    spout = OpaqueMemoryTransactionalSpout({0: one, 1: other}, PAID, 2, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout, 2)
-    timed: dict[str, Any] = {"on": "at", "key": ["user"], "aggregates": {"paid": Sum("paid")}}
-    windows = WindowedCommitter(state(), tumbling(1_000), **timed)
-    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days")
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    sums = windows if kind == "windows" else SessionCommitter(state(), 50, **timed)
-    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
-    built = builder.build()
+    windows = WindowedCommitter(state(), tumbling(1_000), **TIMED)
+    sums = windows if kind == "windows" else SessionCommitter(state(), 50, **TIMED)
+    built = add_sums(payments({0: one, 1: other}, 2, readers=2), sums).build()
     store = ran(built)
     assert list(refused(store, built.id)) == [("1", 3)]
     assert max(len(each.attempts) for each in read_history(store, built.id)) <= 4
@@ -186,8 +154,7 @@ class Odd(ArrowBolt, Committer):
 def test_a_try_that_fails_does_not_stop_a_topology() -> None:
     """The batch is halved instead."""
     rows = [["a", 0, number] for number in range(16)]
-    spout = OpaqueMemoryTransactionalSpout({0: rows}, PAID, 16, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
+    builder = payments(rows, 16)
     builder.set_bolt("odd", Odd()).global_grouping("orders")
     built = builder.build()
     assert {offset for _, offset in refused(ran(built), built.id)} == {7}
@@ -217,20 +184,16 @@ class Marked(ArrowBolt):
         declarer.declare(PAID)
 
 
-def windows_beside(builder: TransactionalTopologyBuilder) -> None:
-    watermark = WatermarkCommitter(state(), "at", max_ahead="1000000 days", out_of_orderness=10)
-    builder.set_bolt("watermark", watermark).global_grouping("orders").global_grouping("orders", CLOCK_STREAM)
-    sums = WindowedCommitter(state(), tumbling(1_000), on="at", key=["user"], aggregates={"paid": Sum("paid")})
-    builder.set_bolt("sums", sums).fields_grouping("orders", Fields("user")).all_grouping("watermark")
+def windows_beside() -> TransactionalTopologyBuilder:
+    windows = WindowedCommitter(state(), tumbling(1_000), **TIMED)
+    return add_sums(payments(ROWS, 4), windows, out_of_orderness=10)
 
 
 ROWS = [["b", 0, MOST], ["c", 0, 1], ["d", 0, 0], ["d", 0, 0], ["b", 1, 1], ["c", 0, 1], ["d", 0, 0], ["d", 0, 0]]
 
 
 def test_a_bolt_that_needs_watermarks_is_not_tried_without() -> None:
-    spout = OpaqueMemoryTransactionalSpout({0: ROWS}, PAID, 4, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    windows_beside(builder)
+    builder = windows_beside()
     builder.set_bolt("marked", Marked()).global_grouping("orders").global_grouping("watermark")
     later = StateCommitter(state(), ["user"], {"paid": Sum("paid")})
     builder.set_bolt("later", later).fields_grouping("marked", Fields("user"))
@@ -239,9 +202,7 @@ def test_a_bolt_that_needs_watermarks_is_not_tried_without() -> None:
 
 
 def test_a_bolt_that_takes_only_watermarks_does_not_matter() -> None:
-    spout = OpaqueMemoryTransactionalSpout({0: ROWS}, PAID, 4, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout)
-    windows_beside(builder)
+    builder = windows_beside()
     last = StateCommitter(state(), ["watermark"], {"n": Sum("planned_at")})
     builder.set_bolt("clocks", last).fields_grouping("watermark", Fields("watermark"))
     built = builder.build()

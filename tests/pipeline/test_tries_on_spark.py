@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from framework import CLOCK_STREAM, DataFrameBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder, submit
+from framework import CLOCK_STREAM, DataFrameBolt, Fields, OutputFieldsDeclarer, submit
 from framework.inspect.verify import verify
 from framework.operators.event_window_assigner import tumbling
 from framework.transactions import MemoryStore, term_loop
@@ -18,18 +18,14 @@ from sinks import (
     SessionCommitter,
     SqliteBackend,
     StateCommitter,
-    Sum,
     WatermarkCommitter,
     WindowedCommitter,
 )
-from spouts import OpaqueMemoryTransactionalSpout
+from tests.kit.paying import KEYED, MOST, PAID, TIMED, payments
 from tests.kit.refusing import refused
 from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.rule("C51"), pytest.mark.spark]
-
-MOST = 2**63 - 1
-PAID = Fields(user=str, at=int, paid=int)
 
 
 class Same(DataFrameBolt):
@@ -62,25 +58,23 @@ def test_spark_tasks_try_the_writes_of_windows(
     wrong = {("0", 33): 21, ("1", 34): 30, ("1", 37): 40}
     for (part, at), paid in wrong.items():
         rows[int(part)][at][2] = paid
-    spout = OpaqueMemoryTransactionalSpout(rows, PAID, 20, on_bad_record="skip")
-    builder = TransactionalTopologyBuilder("paying", "orders", spout, 2)
+    builder = payments(rows, 20, readers=2)
     source = "orders"
     if framed:
         source = "same"
         builder.set_bolt("same", Same(), 2).shuffle_grouping("orders")
     watermark = WatermarkCommitter(state(tmp_path, "clock"), "at", max_ahead="1000000 days", out_of_orderness=5)
     builder.set_bolt("watermark", watermark).global_grouping(source).global_grouping("orders", CLOCK_STREAM)
-    timed: dict[str, Any] = {"on": "at", "key": ["user"], "aggregates": {"paid": Sum("paid")}}
     committers = {
-        "windows": WindowedCommitter(state(tmp_path, "windows"), tumbling(1_000), **timed),
-        "sessions": SessionCommitter(state(tmp_path, "sessions"), 500, **timed),
-        "expiring": ExpiringCommitter(state(tmp_path, "expiring"), ttl=500, **timed),
+        "windows": WindowedCommitter(state(tmp_path, "windows"), tumbling(1_000), **TIMED),
+        "sessions": SessionCommitter(state(tmp_path, "sessions"), 500, **TIMED),
+        "expiring": ExpiringCommitter(state(tmp_path, "expiring"), ttl=500, **TIMED),
     }
     for name, each in committers.items():
         builder.set_bolt(name, each, 2).fields_grouping(source, Fields("user")).all_grouping("watermark")
-    builder.set_bolt(
-        "sums", StateCommitter(state(tmp_path, "sums"), ["user"], {"paid": Sum("paid")}), 2
-    ).fields_grouping(source, Fields("user"))
+    builder.set_bolt("sums", StateCommitter(state(tmp_path, "sums"), **KEYED), 2).fields_grouping(
+        source, Fields("user")
+    )
     built, store = builder.build(), MemoryStore()
     config = {
         "spark.master": spark,

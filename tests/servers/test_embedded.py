@@ -243,7 +243,7 @@ def test_no_other_user_reads_the_files_that_servers_write() -> None:
 
 
 def test_another_user_cannot_hold_the_lock_of_a_folder_of_servers(tmp_path: Path) -> None:
-    """Whoever may read a file may lock it."""
+    """A user who may read a file may lock it."""
     servers = EmbeddedServers(tmp_path / "servers")
     servers._take_folder()
     assert not stat.S_IMODE((tmp_path / "servers" / "lock").stat().st_mode) & 0o007

@@ -58,7 +58,7 @@ def test_rows_are_real_columns_with_stamp_and_previous_value(path: Path) -> None
 
 @pytest.mark.parametrize("umask", [0, 0o022])
 def test_a_new_file_is_for_its_user_alone(path: Path, umask: int) -> None:
-    """Whoever may read a file of SQLite may lock it, and so hold up every commit."""
+    """A user who may read a file of SQLite may lock it, and so hold up every commit."""
     before = os.umask(umask)
     try:
         put(OpaqueMapState(SqliteBackend(path, "rows", KEY, VALUE)), 1, dog=2)

@@ -328,7 +328,7 @@ def test_compaction_keeps_every_row_and_few_files(kind: type[FileTable], tmp_pat
 
 
 def test_another_user_cannot_hold_up_a_compaction(tmp_path: Path) -> None:
-    """Whoever may read a file may lock it."""
+    """A user who may read a file may lock it."""
     table = ParquetTable(tmp_path / "table")
     table.bind(FIELDS)
     table.prepare("topology")
