@@ -188,6 +188,7 @@ class KafkaSpout(ReplayableSpout):
                 task=context.task_index,
                 tasks=context.task_count,
                 parts=EVERYTHING if keeps_records else decoder.parts,
+                takes_out=self._streams.takes_out,
             ),
             decoder,
             collector,

@@ -93,6 +93,9 @@ class RecordDecoder:
 
     def decode(self, chunk: C, topic_ids: Mapping[str, str | None]) -> Iterator[Decoded[C]]:
         """Yields, for each stream, the records that could not be decoded first, then the others."""
+        if chunk.unreadable:
+            yield from self.left_out(chunk, lambda _: chunk.unreadable, topic_ids)
+            return
         for its, of_stream in self._by_stream(chunk):
             for part in of_stream.parts():
                 yield from _in_parts(its, part, topic_ids)

@@ -98,7 +98,9 @@ class KafkaReader(PartitionReader):
         _freed.return_much()
         size = _Size()
         with sessions.lend(self._settings, self._group, self._slot) as session:
-            for chunk in _fetched.read(session, asked, wholes, self._decoder.parts, self.check_alive):
+            for chunk in _fetched.read(
+                session, asked, wholes, self._decoder.parts, self.check_alive, takes_out=self._streams.takes_out
+            ):
                 self._counts.records += len(chunk)
                 self._counts.bytes += chunk.value_bytes
                 if chunk.sampled_ms is not None:

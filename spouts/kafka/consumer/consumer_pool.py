@@ -46,11 +46,19 @@ class Session(Protocol):
     """One consumer with its positions. Used by one read at a time."""
 
     def read(
-        self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None] = ...
+        self,
+        ranges: Mapping[TopicPartition, Range],
+        parts: Parts,
+        check_alive: Callable[[], None] = ...,
+        takes_out: Callable[[str], bool] = ...,
     ) -> Iterator[RecordChunk]:
-        """The records of all ranges, in chunks, with at least these parts. ``check_alive``: called
-        while no records arrive. If it raises, partitions without delivered records keep their
-        position, so that the next read continues there."""
+        """The records of all ranges, in chunks, with at least these parts.
+
+        * ``check_alive``: called while no records arrive. If it raises, partitions without
+          delivered records keep their position, so that the next read continues there.
+        * ``takes_out``: whether bad records of a topic are left out. If so, an ``unreadable`` chunk
+          takes the place of a batch that cannot be decompressed. Otherwise, such a batch raises
+          ``DataLossError``."""
 
     def connect(self) -> None:
         """Open the connections that the first read needs."""

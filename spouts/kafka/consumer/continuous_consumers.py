@@ -27,8 +27,8 @@ from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
+from spouts.kafka.consumer.damaged_batches import DAMAGED
 from spouts.kafka.consumer.native_range_consumer import ChunkBuilder, NativeConsumer, event_error, queues_for
-from spouts.kafka.consumer.range_consumer import DAMAGED
 from spouts.kafka.consumer.record_chunk import ColumnChunk, MessageChunk, RecordChunk, known_epoch, partition_of
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import Parts

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 
 from confluent_kafka import KafkaException
 
@@ -28,9 +28,10 @@ from framework.observe.logs import get_logger
 from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics
 from spouts.kafka.consumer.consumer_pool import reader_of
 from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
-from spouts.kafka.consumer.damaged_batches import after_damage
-from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
+from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, damage_from
+from spouts.kafka.consumer.range_consumer import damage, fails
 from spouts.kafka.consumer.record_chunk import RecordChunk
+from spouts.kafka.consumer.unreadable_batches import unreadable_chunk
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id, topic_and_number
 from spouts.kafka.record_deserialization import EVERYTHING, Parts
@@ -62,6 +63,8 @@ class KafkaTail:
     * ``start``: where to begin a partition without a position in the group.
     * ``skip_lost``: if a position is no longer in the log, continue at the nearest offset that
       exists; otherwise raise ``DataLossError``.
+    * ``takes_out``: whether bad records of a topic are left out. If so, an ``unreadable`` chunk
+      takes the place of a batch that cannot be decompressed.
 
     Every method may raise ``RetryableError``, after which it may be called again, and
     ``ConfigError``."""
@@ -78,11 +81,12 @@ class KafkaTail:
         task: int,
         tasks: int,
         parts: Parts = EVERYTHING,
+        takes_out: Callable[[str], bool] = fails,
     ) -> None:
         self._settings, self._group_id = settings, group
         self._where = settings.bootstrap_servers
         self._start = start
-        self._skip_lost = skip_lost
+        self._skip_lost, self._takes_out = skip_lost, takes_out
         self._task, self._tasks = task, tasks
         self._errors = ConnectionErrors(self._where)
         self._metadata = KafkaMetadata(settings, topics, pattern)
@@ -101,6 +105,8 @@ class KafkaTail:
             TopicPartition, tuple[int, str]
         ] = {}  # (offset that is not in the log, the text of the consumer's error)
         self._damaged: dict[TopicPartition, str] = {}  # at a damaged batch, or misplaced after one
+        # in place of batches that cannot be decompressed; not polled yet
+        self._unreadable: list[RecordChunk] = []
         # the consumer may continue at an offset inside a damaged batch
         self._garbled: set[TopicPartition] = set()
         self._problem: Exception | None = None
@@ -183,7 +189,7 @@ class KafkaTail:
     @property
     def complete(self) -> bool:
         """Whether every known partition has begun, and none must begin again."""
-        amiss = self._starting or self._lost or self._damaged
+        amiss = self._starting or self._lost or self._damaged or self._unreadable
         return self._complete and not amiss
 
     @property
@@ -193,6 +199,9 @@ class KafkaTail:
 
     def poll(self) -> RecordChunk | None:
         """The records that have arrived, by partition; None if there are none."""
+        if self._unreadable:
+            self._unconfirmed = True
+            return self._unreadable.pop(0)
         if self._problem is None:
             try:
                 records, events = self._feed.take()
@@ -261,7 +270,9 @@ class KafkaTail:
         self._errors.connected = True
         self._tell_missing(frozenset(topics.missing))
         begins = self._placed_again(topics)
-        self._assign(self._after_damage(topics))
+        placed, unreadable = self._after_damage(topics)
+        self._assign(placed)
+        self._unreadable += unreadable
         mine = [topic_and_number(each) for each in topics.leaders]
         new = [
             tp
@@ -364,22 +375,24 @@ class KafkaTail:
         self._assign(further)
         return begins
 
-    def _after_damage(self, topics: KafkaTopics) -> dict[TopicPartition, Position]:
-        """Where partitions with a damaged batch continue. A batch that was damaged only in transit
-        is read again."""
-        placed = {}
+    def _after_damage(self, topics: KafkaTopics) -> tuple[dict[TopicPartition, Position], list[RecordChunk]]:
+        """Where partitions with a damaged batch continue, and chunks in place of batches that
+        cannot be decompressed. A batch that was damaged only in transit is read again."""
+        placed: dict[TopicPartition, Position] = {}
+        unreadable: list[RecordChunk] = []
         for tp, text in self._damaged.items():
             offset = self._feed.position(tp)
             if offset is None or topics.leaders.get(partition_id(*tp)) is None:
                 self._looked_up = _soon(time.monotonic())
                 continue
-            at = after_damage(self._settings, self._group_id, tp, offset)
-            if at > offset:
-                self._data_lost(
-                    f"partition {partition_id(*tp)}: the batch that holds offset {offset} is damaged in the broker's log: {text}"
-                )
-            placed[tp] = Position(at, self._assigned[tp].topic_id)
-        return placed
+            for batch in damage_from(self._settings, self._group_id, tp, offset):
+                if batch.is_unreadable and self._takes_out(tp[0]):
+                    unreadable.append(unreadable_chunk(tp, batch.first, batch.next))
+                else:
+                    self._data_lost(damage(tp, batch.first, text, made_so=batch.is_unreadable))
+                offset = batch.next
+            placed[tp] = Position(offset, self._assigned[tp].topic_id)
+        return placed, unreadable
 
     def _assign(self, begins: Mapping[TopicPartition, Position]) -> None:
         """Read partitions starting at these positions."""

@@ -3,16 +3,19 @@
 librdkafka reports the first offset of a damaged batch, but not the last, and its later reports are
 meaningless. A position inside the batch returns the batch again. So the next readable offset is
 found by a search.
+
+A batch that matches its checksum, and that librdkafka cannot decompress, is as its producer made
+it. Kafka's own library may be able to decompress it (ADR 136).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.consumer_close_timeout import Consumer
@@ -21,9 +24,18 @@ from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import RetryableError
 from spouts.kafka.consumer.consumer_seek import Assignment
-from spouts.kafka.consumer.range_consumer import DAMAGED, NOT_IN_LOG
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id, topic_and_number
 
+#: A consumer's errors for an offset that is not in the log, or is in another log.
+NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+#: A consumer's errors for a batch that does not match its checksum, or cannot be decompressed. The
+#: consumer's later reports about this partition are meaningless.
+DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+#: The beginning of librdkafka's text where the checksum is right, and decompression failed. For
+#: lz4, it reports that with the code ``_BAD_MSG``.
+_DECOMPRESSION = "Decompression "
+#: How often a consumer is placed at one position again when it turns out to have another one.
+PLACED_AGAIN_MAX = 5
 _ANSWER_S = 10.0
 _POLL_S = 0.5
 _TAKEN = 10_000
@@ -36,18 +48,34 @@ class Damage(NamedTuple):
     next: int
 
 
+class DamagedBatch(NamedTuple):
+    """The offsets of a damaged batch from the given one on: the first, and the one after the last.
+    ``is_unreadable``: whether its producer made it so."""
+
+    first: int
+    next: int
+    is_unreadable: bool
+
+
+def is_unreadable(error: KafkaError) -> bool:
+    """Whether this is about a batch that its producer made so that it cannot be decompressed."""
+    if error.code() not in DAMAGED:
+        return False
+    return error.code() == KafkaError._BAD_COMPRESSION or str(error.str()).startswith(_DECOMPRESSION)
+
+
 def find_damage(
     settings: KafkaSettings, group: str, ranges: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[Damage, ...]]:
     """Partition -> the damages in its half-open range of offsets, in order. Leaves out readable
     partitions. Reads all ranges. Raises ``RetryableError`` when a broker does not answer."""
     found = {}
-    with _prober(settings, group) as prober:
+    with closing(BatchProber(settings, group)) as prober:
         for partition, (first, end) in ranges.items():
             damage: list[Damage] = []
             tp, at = topic_and_number(partition), first
             while at < end and (batch := prober.damaged_batch(tp, at, end)) is not None:
-                begins, at = max(batch, at), prober.after(tp, batch, max(batch, at))
+                begins, at = batch.first, batch.next
                 if damage and damage[-1].next == begins:
                     begins = damage.pop().first
                 damage.append(Damage(begins, at))
@@ -56,73 +84,89 @@ def find_damage(
     return found
 
 
-def after_damage(settings: KafkaSettings, group: str, tp: TopicPartition, offset: int) -> int:
-    """The first readable offset from ``offset`` on: ``offset`` itself when its batch is intact.
-    Raises as ``find_damage``."""
-    with _prober(settings, group) as prober:
+def damage_from(settings: KafkaSettings, group: str, tp: TopicPartition, offset: int) -> list[DamagedBatch]:
+    """The consecutive damaged batches from ``offset`` on; none when its batch is intact. Raises as
+    ``find_damage``."""
+    found: list[DamagedBatch] = []
+    with closing(BatchProber(settings, group)) as prober:
         while (batch := prober.damaged_batch(tp, offset, offset + 1)) is not None:
-            offset = prober.after(tp, batch, offset)
-        return offset
+            found.append(batch)
+            offset = batch.next
+    return found
 
 
-@contextmanager
-def _prober(settings: KafkaSettings, group: str) -> Iterator[_Prober]:
-    errors = ConnectionErrors(settings.bootstrap_servers)
-    prober = _Prober(settings, group, errors)
-    try:
-        yield prober
-    except KafkaException as error:
-        raise errors.explain(error) from error
-    finally:
-        prober.close()
+class BatchProber:
+    """One consumer, which reads one partition at a time. Raises ``RetryableError`` when a broker
+    does not answer."""
 
-
-class _Prober:
-    """One consumer, which reads one partition at a time."""
-
-    def __init__(self, settings: KafkaSettings, group: str, errors: ConnectionErrors) -> None:
+    def __init__(self, settings: KafkaSettings, group: str) -> None:
         given = settings.consumer(group)
-        self._errors, self._traffic = errors, Traffic()
-        conf = {**self._traffic.settings(given), **given, "error_cb": errors.on_error}
-        self._consumer = errors.made(lambda: Consumer(conf))
+        self._errors, self._traffic = ConnectionErrors(settings.bootstrap_servers), Traffic()
+        conf = {**self._traffic.settings(given), **given, "error_cb": self._errors.on_error}
+        self._consumer = self._errors.made(lambda: Consumer(conf))
         self._assignment = Assignment(self._consumer)
 
     def close(self) -> None:
         self._consumer.close()
 
-    def damaged_batch(self, tp: TopicPartition, first: int, end: int) -> int | None:
-        """The first offset of the first damaged batch; below ``first`` if that is inside the batch.
-        None if every batch up to ``end``, or to the end of the log, can be read."""
-        self._assignment.begin([ClientPartition(*tp, first)])
+    def damaged_batch(self, tp: TopicPartition, first: int, end: int) -> DamagedBatch | None:
+        """The first damaged batch. None if every batch from ``first`` up to ``end``, or to the end
+        of the log, can be read."""
         try:
-            position, heard_at = first, time.monotonic()
-            while position < end:
-                for message in self._consumer.consume(_TAKEN, _POLL_S):
-                    if (message.topic(), message.partition()) != tp:
-                        continue
-                    heard_at, error = time.monotonic(), message.error()
-                    if error is None:
-                        position = message.offset() + 1
-                    elif error.code() in DAMAGED:
-                        return int(message.offset())
-                    elif error.code() == KafkaError._PARTITION_EOF or error.code() in NOT_IN_LOG:
-                        return None
-                    else:
-                        raise kafka_error(error, f"partition {partition_id(*tp)}")
-                    if position >= end:
-                        return None
-                if self._traffic.has_fetched(*tp):
-                    heard_at = time.monotonic()
-                if time.monotonic() - heard_at > _ANSWER_S:
-                    raise RetryableError(
-                        f"partition {partition_id(*tp)}: no word for {_ANSWER_S:g} s on whether a batch at offset {position} "
-                        f"is damaged{self._errors.reason()}"
-                    )
-            return None
-        finally:
-            self._consumer.incremental_unassign([ClientPartition(*tp)])
+            found = self._damaged(tp, first, end)
+            if found is None:
+                return None
+            begin, error = found
+            inside = max(begin, first)
+            return DamagedBatch(inside, self._after(tp, begin, inside), is_unreadable(error))
+        except KafkaException as error:
+            raise self._errors.explain(error) from error
 
-    def after(self, tp: TopicPartition, batch: int, inside: int) -> int:
+    def _damaged(self, tp: TopicPartition, first: int, end: int) -> tuple[int, KafkaError] | None:
+        """The first offset of the first damaged batch, and the error. The offset is below ``first``
+        if that is inside the batch."""
+        position = first
+        for _ in range(PLACED_AGAIN_MAX):
+            self._assignment.begin([ClientPartition(*tp, position)])
+            try:
+                position, found = self._next_event(tp, position, end)
+            finally:
+                self._consumer.incremental_unassign([ClientPartition(*tp)])
+            if found is None or found.error().code() == KafkaError._PARTITION_EOF:
+                return None
+            if found.error().code() in DAMAGED:
+                return int(found.offset()), found.error()
+            if found.error().code() not in NOT_IN_LOG:
+                raise kafka_error(found.error(), f"partition {partition_id(*tp)}")
+            if found.offset() in (None, position):
+                return None
+            # After a damaged batch, librdkafka asks for any offset. The answer may come only now.
+        raise RetryableError(f"partition {partition_id(*tp)}: the consumer cannot be placed at offset {position}")
+
+    def _next_event(self, tp: TopicPartition, position: int, end: int) -> tuple[int, Message | None]:
+        """Read on from ``position``. Returns the position after the records, and the first event
+        other than a record; None if there is none up to ``end``."""
+        heard_at = time.monotonic()
+        while position < end:
+            for message in self._consumer.consume(_TAKEN, 0) or self._consumer.consume(1, _POLL_S):
+                if (message.topic(), message.partition()) != tp:
+                    continue
+                heard_at = time.monotonic()
+                if message.error() is not None:
+                    return position, message
+                position = message.offset() + 1
+                if position >= end:
+                    return position, None
+            if self._traffic.has_fetched(*tp):
+                heard_at = time.monotonic()
+            if time.monotonic() - heard_at > _ANSWER_S:
+                raise RetryableError(
+                    f"partition {partition_id(*tp)}: no word for {_ANSWER_S:g} s on whether a batch at offset {position} "
+                    f"is damaged{self._errors.reason()}"
+                )
+        return position, None
+
+    def _after(self, tp: TopicPartition, batch: int, inside: int) -> int:
         """The first offset after the damaged batch that begins at ``batch`` and contains
         ``inside``."""
         _, end = self._consumer.get_watermark_offsets(ClientPartition(*tp), _ANSWER_S)
@@ -138,4 +182,5 @@ class _Prober:
         return int(high)
 
     def _is_inside(self, tp: TopicPartition, batch: int, offset: int) -> bool:
-        return self.damaged_batch(tp, offset, offset + 1) == batch
+        found = self._damaged(tp, offset, offset + 1)
+        return found is not None and found[0] == batch

@@ -21,7 +21,11 @@ KEPT_BYTES_MAX = 32 << 20
 
 class _Session(Protocol):
     def read(
-        self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None]
+        self,
+        ranges: Mapping[TopicPartition, Range],
+        parts: Parts,
+        check_alive: Callable[[], None],
+        takes_out: Callable[[str], bool],
     ) -> Iterator[Any]: ...
 
 
@@ -47,22 +51,24 @@ class FetchedBatchCache:
         wholes: Mapping[TopicPartition, Range],
         parts: Parts,
         check_alive: Callable[[], None],
+        *,
+        takes_out: Callable[[str], bool],
     ) -> Iterator[Any]:
         """As ``read`` of the session. ``wholes``: the ranges of which ``ranges`` are parts. A range
         that is not a part of another range is read directly, and ends the copies."""
         if not wholes:
             self._copies.pop(session, None)
-            yield from session.read(ranges, parts, check_alive)
+            yield from session.read(ranges, parts, check_alive, takes_out)
             return
         copies = self._copies.setdefault(session, {})
         missing = {tp: whole for tp, whole in wholes.items() if tp not in copies or copies[tp][0] != whole}
         if missing:
-            copied = _copied(session.read(missing, parts, check_alive))
+            copied = _copied(session.read(missing, parts, check_alive, takes_out))
             for tp, whole in missing.items():
                 copies[tp] = whole, None if copied is None else copied.get(tp, [])
         fetched = {tp: each for tp, each in ranges.items() if tp not in wholes or copies[tp][1] is None}
         if fetched:
-            yield from session.read(fetched, parts, check_alive)
+            yield from session.read(fetched, parts, check_alive, takes_out)
         for tp, wanted in ranges.items():
             for rows in (tp not in fetched and copies[tp][1]) or ():
                 first, end = np.searchsorted(rows.offsets, [wanted.first, wanted.end]).tolist()

@@ -10,9 +10,8 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
-from spouts.kafka.consumer.damaged_batches import after_damage
+from spouts.kafka.consumer.damaged_batches import DAMAGED, damage_from
 from spouts.kafka.consumer.lazily_connected_consumer import LazilyConnectedConsumer
-from spouts.kafka.consumer.range_consumer import DAMAGED
 from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
 
 _ANSWER_S = 10.0
@@ -91,7 +90,8 @@ class LookaheadReader(LazilyConnectedConsumer):
         for partition, offset in positions.items():
             after = offset
             if partition in damaged:
-                after = after_damage(self._settings, self._group, topic_and_number(partition), offset)
+                for batch in damage_from(self._settings, self._group, topic_and_number(partition), offset):
+                    after = batch.next
             self.begin(partition, after)
             if after > offset:
                 yield Ahead(partition, after - 1, None)

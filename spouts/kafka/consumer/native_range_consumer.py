@@ -35,18 +35,19 @@ from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
+from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, PLACED_AGAIN_MAX, DamagedBatch, is_unreadable
 from spouts.kafka.consumer.range_consumer import (
-    DAMAGED,
-    NOT_IN_LOG,
     Range,
     damaged,
     elsewhere,
+    fails,
     not_in_log,
     records_of,
     replaced,
     silent,
 )
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
+from spouts.kafka.consumer.unreadable_batches import UnreadableBatches, unreadable_chunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import METADATA_TYPES, Parts
 
@@ -204,14 +205,20 @@ class NativeSession:
         self._assigned: dict[TopicPartition, _Assigned] = {}
         self._pace = FetchPace()
         self._check_alive: Callable[[], None] = lambda: None
+        self._takes_out: Callable[[str], bool] = fails
+        self._unreadable = UnreadableBatches(settings, group)
         self._kept: set[TopicPartition] = set()  # keep their position although the read failed
         self._open(QUEUES_MIN)
 
     def read(
-        self, ranges: Mapping[TopicPartition, Range], parts: Parts, check_alive: Callable[[], None] = lambda: None
+        self,
+        ranges: Mapping[TopicPartition, Range],
+        parts: Parts,
+        check_alive: Callable[[], None] = lambda: None,
+        takes_out: Callable[[str], bool] = fails,
     ) -> Iterator[ColumnChunk]:
         """The records of all ranges, in chunks. A chunk may contain several partitions."""
-        self._check_alive = check_alive
+        self._check_alive, self._takes_out = check_alive, takes_out
         yield from self._read_all(ranges, parts)
         self._pace.went_well()
 
@@ -239,8 +246,10 @@ class NativeSession:
     def rest(self) -> None:
         """Stop fetching until the next read, which assigns its partitions again."""
         self._unassign(list(self._assigned))
+        self._unreadable.close()
 
     def close(self) -> None:
+        self._unreadable.close()
         self._consumer.close()
 
     # --- inside -----------------------------------------------------------------------------------
@@ -329,7 +338,10 @@ class NativeSession:
                     # the caller's decoding time is not the broker's silence
                     last_heard = time.monotonic()
                 elif how == "event":
-                    self._event(tp, position, event_error(number, text), offset)
+                    after = self._event(tp, position, event_error(number, text), offset)
+                    if after is not None:
+                        yield unreadable_chunk(tp, after.first, min(after.next, wanted.end))
+                        position = after.next
                     last_heard = time.monotonic()
                 elif how == "replaced":
                     raise replaced(tp, wanted, offset, number)
@@ -346,7 +358,7 @@ class NativeSession:
                 if self._pace.is_stale and not len(chunk):
                     later = list(ranges)[list(ranges).index(tp) + 1 :]
                     return {tp: wanted.rest(position), **{each: ranges[each] for each in later}}
-            self._assigned[tp].resume = wanted.end
+            self._assigned[tp].resume = max(self._assigned[tp].resume, wanted.end)
         if len(chunk):
             last = chunk.finish()
             self._pace.has_seen(piece=last.value_bytes, ahead=0)
@@ -374,24 +386,20 @@ class NativeSession:
             elif error.code() != KafkaError._PARTITION_EOF:
                 raise kafka_error(error, f"partition {topic}/{number}")
 
-    def _event(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> None:
-        """Handle an event of a partition that has been read up to ``position``."""
+    def _event(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> DamagedBatch | None:
+        """Handle an event of a partition that has been read up to ``position``. Returns a batch
+        that the read passes over."""
         assigned = self._assigned[tp]
         if error.code() == KafkaError._PARTITION_EOF:
             assigned.end_seen = max(assigned.end_seen, offset)
-            return
+            return None
         if error.code() in DAMAGED:
-            if assigned.damaged_read >= limits.DAMAGED_READ_MAX - 1:
-                raise damaged(tp, max(position, offset), error)
-            # the batch may have been damaged only in transit
-            self._assign({tp: assigned.wanted.rest(position)})
-            self._assigned[tp].damaged_read = assigned.damaged_read + 1
-            return
+            return self._damaged(tp, position, error, offset)
         is_elsewhere = error.code() in NOT_IN_LOG and 0 <= offset != position
         if is_elsewhere or not assigned.is_fresh:
             # The consumer had another position, or the event stems from an earlier read: position
             # it again.
-            if assigned.placed_again == limits.PLACED_AGAIN_MAX:
+            if assigned.placed_again == PLACED_AGAIN_MAX:
                 raise elsewhere(tp, position, offset)
             self._assign({tp: assigned.wanted.rest(position)})
             self._assigned[tp].placed_again = assigned.placed_again + 1
@@ -399,6 +407,25 @@ class NativeSession:
             raise not_in_log(tp, position, error)
         else:
             raise kafka_error(error, f"partition {partition_id(*tp)}")
+        return None
+
+    def _damaged(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> DamagedBatch | None:
+        """As the method of ``range_consumer``. Returns a batch that the read passes over."""
+        assigned, at = self._assigned[tp], max(position, offset)
+        if at >= assigned.wanted.end:
+            assigned.end_seen, assigned.resume = at, limits.NEVER
+            return None
+        if is_unreadable(error) and self._takes_out(tp[0]):
+            found = self._unreadable.at(tp, at)
+            if found is not None:
+                self._assign({tp: assigned.wanted.rest(found.next)})
+                return found
+        if assigned.damaged_read >= limits.DAMAGED_READ_MAX - 1:
+            raise damaged(tp, at, error)
+        # the batch may have been damaged only in transit
+        self._assign({tp: assigned.wanted.rest(position)})
+        self._assigned[tp].damaged_read = assigned.damaged_read + 1
+        return None
 
     def _position(self, ranges: Mapping[TopicPartition, Range]) -> None:
         """Ensure that every record from the ranges' first offsets on is still to come."""

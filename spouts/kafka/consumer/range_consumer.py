@@ -21,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -37,7 +38,9 @@ from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.adaptive_fetch_size import LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
-from spouts.kafka.consumer.record_chunk import MessageChunk
+from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, PLACED_AGAIN_MAX, DamagedBatch, is_unreadable
+from spouts.kafka.consumer.record_chunk import ColumnChunk, MessageChunk
+from spouts.kafka.consumer.unreadable_batches import UnreadableBatches, unreadable_chunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import EVERYTHING, Parts
 
@@ -52,19 +55,14 @@ SKIP_RECORDS_MAX = 5_000
 SILENCE_MAX_S = 10.0
 #: After this long without a record, the client's statistics decide whether it makes progress.
 QUIET_S = 0.5
-#: How often one read repositions a partition whose consumer turns out to have another position.
-PLACED_AGAIN_MAX = 5
 #: About the most bytes of records that are kept for later ranges. Beyond it, partitions that are
 #: not read now are fetched again later.
 AHEAD_BYTES_MAX = 64 << 20
+#: Of a consumer that has lost its position: the next read places it again.
+NEVER = sys.maxsize
 _POLL_S = 0.05
 #: The size that a record is expected to have before one was read.
 _FIRST_RECORD_BYTES = 16 << 10
-#: A consumer's errors for an offset that is not in the log, or is in another log.
-NOT_IN_LOG = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
-#: A consumer's errors for a batch that does not match its checksum, or cannot be decompressed. The
-#: consumer's later reports about this partition are meaningless.
-DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 #: How often a damaged batch is read, since it may have been damaged only in transit.
 DAMAGED_READ_MAX = 2
 
@@ -121,7 +119,7 @@ class _Assigned:
 
 
 #: Yields the chunks of a read; returns the remaining ranges.
-_Reading = Generator[MessageChunk, None, dict[TopicPartition, Range]]
+_Reading = Generator[MessageChunk | ColumnChunk, None, dict[TopicPartition, Range]]
 
 
 def records_of(ranges: Mapping[TopicPartition, Range]) -> int:
@@ -148,6 +146,11 @@ def read_together(ranges: Mapping[TopicPartition, Range]) -> dict[TopicPartition
     return found
 
 
+def fails(topic: str) -> bool:
+    """The policy for a topic of which no record may be left out."""
+    return False
+
+
 class KafkaSession:
     """One consumer with its positions."""
 
@@ -158,6 +161,9 @@ class KafkaSession:
         self._pace = FetchPace()
         self._record_bytes = _FIRST_RECORD_BYTES  # of the last records, on average
         self._check_alive: Callable[[], None] = lambda: None
+        self._takes_out: Callable[[str], bool] = fails
+        self._unreadable = UnreadableBatches(settings, group)
+        self._passed: dict[TopicPartition, DamagedBatch] = {}  # unreadable batches that were just found
         self._kept: set[TopicPartition] = set()  # keep their position although the read failed
         self._open()
         self._assigned: dict[TopicPartition, _Assigned] = {}
@@ -167,10 +173,11 @@ class KafkaSession:
         ranges: Mapping[TopicPartition, Range],
         parts: Parts = EVERYTHING,
         check_alive: Callable[[], None] = lambda: None,
-    ) -> Iterator[MessageChunk]:
+        takes_out: Callable[[str], bool] = fails,
+    ) -> Iterator[MessageChunk | ColumnChunk]:
         """The records of all ranges, in chunks. A chunk may contain several partitions. Messages
         always have all parts."""
-        self._check_alive = check_alive
+        self._check_alive, self._takes_out = check_alive, takes_out
         yield from self._read_all(ranges)
         self._pace.went_well()
 
@@ -182,7 +189,7 @@ class KafkaSession:
         self._traffic = traffic
         self._assignment = Assignment(self._consumer)
 
-    def _read_all(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[MessageChunk]:
+    def _read_all(self, ranges: Mapping[TopicPartition, Range]) -> Iterator[MessageChunk | ColumnChunk]:
         wanted = {tp: each for tp, each in ranges.items() if each.first < each.end}
         while wanted:
             if self._pace.is_stale:
@@ -207,6 +214,9 @@ class KafkaSession:
                     yield _sorted_chunk(records)
                 left: dict[TopicPartition, Range] = ended.value
                 return left
+            if isinstance(chunk, ColumnChunk):  # it stands for an unreadable batch
+                yield chunk
+                continue
             records += chunk.messages
             size += chunk.value_bytes
             if size > LARGE_BYTES:
@@ -223,8 +233,10 @@ class KafkaSession:
     def rest(self) -> None:
         """Stop fetching until the next read, which assigns its partitions again."""
         self._unassign(list(self._assigned))
+        self._unreadable.close()
 
     def close(self) -> None:
+        self._unreadable.close()
         self._consumer.close()
 
     def _open_anew(self) -> None:
@@ -242,6 +254,7 @@ class KafkaSession:
         except BaseException:
             self._unassign(list(self._assigned.keys() - self._kept))  # the next read must start clean
             self._kept.clear()
+            self._passed.clear()
             if self._traffic.was_throttled_since(began_s):
                 self._pace.was_throttled()
             raise
@@ -275,7 +288,7 @@ class KafkaSession:
                 assigned, end = self._assigned[tp], open_ranges[tp].end
                 if position[tp] >= end or assigned.ahead or assigned.end_seen >= end:
                     del open_ranges[tp]
-                    assigned.resume = end
+                    assigned.resume = max(assigned.resume, end)
             if not open_ranges:
                 return {}
             if self._pace.is_stale:
@@ -303,6 +316,7 @@ class KafkaSession:
             if records:
                 yield chunk
             del records, chunk
+            yield from self._pass_over(open_ranges, position)
 
     def _check(self, ranges: Mapping[TopicPartition, Range], position: Mapping[TopicPartition, int]) -> None:
         """Let the caller end the read. Partitions without delivered records keep their position."""
@@ -312,6 +326,15 @@ class KafkaSession:
             untouched = {tp for tp, each in ranges.items() if position[tp] == each.first}
             self._kept = {tp for tp in untouched & self._assigned.keys() if not self._assigned[tp].ahead}
             raise
+
+    def _pass_over(
+        self, open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
+    ) -> Iterator[ColumnChunk]:
+        """Continue after the unreadable batches that were just found. Yields a record for each."""
+        passed, self._passed = self._passed, {}
+        for tp, batch in passed.items():
+            yield unreadable_chunk(tp, batch.first, min(batch.next, open_ranges[tp].end))
+            position[tp] = batch.next
 
     def _sorted_out(
         self, heard: list[Message], open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
@@ -396,15 +419,25 @@ class KafkaSession:
             raise kafka_error(error, f"partition {partition_id(*tp)}")
 
     def _damaged(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
-        """Handle a damaged batch: read it once more. Raises ``DataLossError`` if it still is
-        damaged.
-        """
+        """Handle a damaged batch: read it once more. If it still is damaged, continues after it
+        where its producer made it so and its records may be left out; otherwise raises
+        ``DataLossError``."""
         assigned = self._assigned.get(tp)
         if tp not in position or assigned is None:
             self._unassign([tp])
             return
+        at, error = max(position[tp], message.offset() or 0), message.error()
+        if at >= assigned.wanted.end:
+            assigned.end_seen, assigned.resume = at, NEVER
+            return
+        if is_unreadable(error) and self._takes_out(tp[0]):
+            found = self._unreadable.at(tp, at)
+            if found is not None:
+                self._assign(tp, assigned.wanted.rest(found.next))
+                self._passed[tp] = found
+                return
         if assigned.damaged_read >= DAMAGED_READ_MAX - 1:
-            raise damaged(tp, max(position[tp], message.offset() or 0), message.error())
+            raise damaged(tp, at, error)
         self._assign(tp, assigned.wanted.rest(position[tp]))
         self._assigned[tp].damaged_read = assigned.damaged_read + 1
 
@@ -501,13 +534,25 @@ def not_in_log(tp: TopicPartition, position: int, error: KafkaError) -> DataLoss
     )
 
 
+def damage(tp: TopicPartition, position: int, text: str, *, made_so: bool) -> str:
+    """The reason why a batch in its leader's log cannot be read. ``text``: of the consumer's
+    error. ``made_so``: whether its producer is the reason."""
+    batch = f"partition {partition_id(*tp)}: the batch that holds offset {position}"
+    if not made_so:
+        return f"{batch} is damaged in the broker's log: {text}"
+    return (
+        f"{batch} cannot be decompressed: {text}. Its checksum is right, so its producer made it so; "
+        "on_bad_record='dead_letter' or 'skip' would leave it out"
+    )
+
+
 def damaged(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
     """The error for a damaged batch at the wanted offset in its leader's log."""
-    return DataLossError(
-        f"partition {partition_id(*tp)}: the batch that holds offset {position} is damaged in the broker's log: "
-        f"{error.str()}. Restore it from another replica, by another leader; or give an opaque spout on_data_loss='skip', "
-        "which goes on after the batch and records the gap"
-    )
+    made_so = is_unreadable(error)
+    advice = "on_data_loss='skip' of an opaque spout goes on after the batch and records the gap"
+    if not made_so:
+        advice = f"restore it from another replica, by another leader; {advice}"
+    return DataLossError(f"{damage(tp, position, error.str(), made_so=made_so)}; {advice}")
 
 
 def replaced(tp: TopicPartition, wanted: Range, offset: int, leader_epoch: int) -> DataLossError:

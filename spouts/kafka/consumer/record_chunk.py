@@ -48,7 +48,12 @@ class Run(NamedTuple):
 
 
 class RecordChunk(ABC):
-    """Some records of one or more partitions."""
+    """Some records of one or more partitions.
+
+    ``unreadable``: why a record stands for those of a batch that cannot be read; "" for records
+    that were read."""
+
+    unreadable = ""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -254,7 +259,9 @@ class ColumnChunk(RecordChunk):
         epochs: pa.Int32Array | None = None,
         run_of: Any = None,
         sampled_ms: tuple[int, int] | None = None,
+        unreadable: str = "",
     ) -> None:
+        self.unreadable = unreadable
         self._runs = runs
         self._values = values
         self._offsets = offsets
@@ -332,6 +339,7 @@ class ColumnChunk(RecordChunk):
             epochs=taken(self._epochs),
             run_of=self._rows_of().take(wanted),
             sampled_ms=self._sampled_ms,
+            unreadable=self.unreadable,
         )
 
     def _topics(self) -> tuple[list[str], Any]:

@@ -12,7 +12,7 @@ from framework.clients.kafka_errors import kafka_error
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import RetryableError
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
-from spouts.kafka.consumer.range_consumer import NOT_IN_LOG
+from spouts.kafka.consumer.damaged_batches import NOT_IN_LOG
 from spouts.kafka.partition_plan_entries import Position, partition_id, topic_and_number
 
 #: How long all brokers together may be silent. There may be thousands of logs.

@@ -15,7 +15,7 @@ from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import KafkaSpout, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.consumer.damaged_batches import Damage, after_damage, find_damage
+from spouts.kafka.consumer.damaged_batches import Damage, damage_from, find_damage
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -153,14 +153,16 @@ def test_a_core_topology(broker: Topics, name: str, reader: str, topic: str | No
 
 def test_where_damage_begins_and_ends(broker: Topics) -> None:
     settings = KafkaSettings(broker.bootstrap_servers, None)
-    found = find_damage(settings, "g", {f"{topic}/0": (0, 30) for topic in DAMAGED})
-    assert found == {
+    expected = {
         "two/0": (Damage(10, 15),),
         "first/0": (Damage(0, 5),),
         "last/0": (Damage(25, 30),),
         "row/0": (Damage(5, 15), Damage(20, 25)),
     }
+    # after a damaged batch, the consumer asks for any offset, and hears of it at a later position
+    for _ in range(10):
+        assert find_damage(settings, "g", {f"{topic}/0": (0, 30) for topic in DAMAGED}) == expected
     assert find_damage(settings, "g", {"two/0": (12, 14)}) == {"two/0": (Damage(12, 15),)}
     assert find_damage(settings, "g", {"two/0": (15, 30), "row/0": (0, 5)}) == {}
-    assert after_damage(settings, "g", ("row", 0), 7) == 15
-    assert after_damage(settings, "g", ("row", 0), 15) == 15
+    assert [batch.next for batch in damage_from(settings, "g", ("row", 0), 7)] == [10, 15]
+    assert damage_from(settings, "g", ("row", 0), 15) == []

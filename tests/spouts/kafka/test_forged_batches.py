@@ -1,6 +1,7 @@
 """Batches that no client library makes, and that a broker takes: with offsets of records that are
 not theirs, and with compressed streams that librdkafka reads otherwise than Kafka's own library. In
-a topic with a ``compression.type`` of ``zstd``, the broker checks offsets and compresses again."""
+a topic with a ``compression.type`` of ``zstd``, the broker checks offsets and compresses again.
+``test_unreadable_batches`` has batches that librdkafka cannot decompress in other topics."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from confluent_kafka import KafkaError, Message
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
+from spouts.kafka.consumer.damaged_batches import PLACED_AGAIN_MAX
 from spouts.kafka.consumer.native_range_consumer import NativeSession
-from spouts.kafka.consumer.range_consumer import PLACED_AGAIN_MAX, KafkaSession, Range
+from spouts.kafka.consumer.range_consumer import KafkaSession, Range
 
 TP = ("orders", 3)
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET
@@ -93,7 +94,7 @@ def test_records_that_came_with_an_event_are_not_kept_beside_those_that_come_aga
     ]
     session = object.__new__(KafkaSession)
     session._where, session._assigned, session._pace = "nowhere", {}, FetchPace()
-    session._traffic, session._record_bytes = Traffic(), 100
+    session._traffic, session._record_bytes, session._passed = Traffic(), 100, {}
     session._consumer = SimpleNamespace(
         incremental_unassign=lambda partitions: None, consume=lambda most, wait_s: came.pop(0)
     )
