@@ -322,11 +322,13 @@ class NativeSession:
         chunk = ChunkBuilder(self._consumer.raw, parts, left, limits.CHUNK_RECORDS)
         for tp, wanted in ranges.items():
             position, last_heard = wanted.first, time.monotonic()
-            while not self._is_complete(tp, position):
+            while not (self._is_complete(tp, position) and self._is_confirmed(tp, position)):
+                continues = position == wanted.first and not self._assigned[tp].is_fresh
+                end = wanted.first + 1 if continues else wanted.end  # the first record only, to confirm it
                 rows, position, how, offset, number, text = chunk.fill(
-                    tp, position, end=wanted.end, epoch_max=wanted.end_epoch, wait_ms=_WAIT_MS
+                    tp, position, end=end, epoch_max=wanted.end_epoch, wait_ms=_WAIT_MS
                 )
-                if how == "complete":
+                if how == "complete" and self._is_confirmed(tp, position) and not continues:
                     break
                 if how == "full" or (how == "waiting" and self._pace.is_stale and len(chunk)):
                     left -= len(chunk)
@@ -377,6 +379,14 @@ class NativeSession:
     def _is_complete(self, tp: TopicPartition, position: int) -> bool:
         assigned = self._assigned[tp]
         return position >= assigned.wanted.end or assigned.end_seen >= assigned.wanted.end
+
+    def _is_confirmed(self, tp: TopicPartition, position: int) -> bool:
+        """As the method of ``range_consumer``."""
+        assigned = self._assigned[tp]
+        if position > assigned.wanted.first or assigned.is_fresh:
+            return True
+        self._assign({tp: assigned.wanted})
+        return False
 
     def _serve(self) -> None:
         """Handle events that belong to no partition. Raises their error."""

@@ -106,6 +106,7 @@ class _Assigned:
     * ``wanted``: the current or last range.
     * ``resume``: every record from this offset on is in ``ahead`` or still to come.
     * ``ahead_bytes``: of the values in ``ahead``.
+    * ``is_fresh``: it was assigned in this read.
     * ``placed_again``: how often this read has repositioned the consumer."""
 
     resume: int
@@ -113,6 +114,7 @@ class _Assigned:
     _: KW_ONLY
     ahead: list[Message] = field(default_factory=list)
     ahead_bytes: int = 0
+    is_fresh: bool = True
     placed_again: int = 0
     damaged_read: int = 0
     end_seen: int = -1
@@ -286,7 +288,9 @@ class KafkaSession:
         while True:
             for tp in list(open_ranges):
                 assigned, end = self._assigned[tp], open_ranges[tp].end
-                if position[tp] >= end or assigned.ahead or assigned.end_seen >= end:
+                is_complete = position[tp] >= end or assigned.ahead or assigned.end_seen >= end
+                if is_complete and self._is_confirmed(tp, position[tp]):
+                    assigned = self._assigned[tp]
                     del open_ranges[tp]
                     assigned.resume = max(assigned.resume, end)
             if not open_ranges:
@@ -327,6 +331,17 @@ class KafkaSession:
             self._kept = {tp for tp in untouched & self._assigned.keys() if not self._assigned[tp].ahead}
             raise
 
+    def _is_confirmed(self, tp: TopicPartition, position: int) -> bool:
+        """Whether a consumer that has a record or an end beyond ``position`` has all records before
+        it. If it has none of the range, and has read on from an earlier range, it may have missed
+        records, because a producer can make a batch with false offsets (``SECURITY.md``): then it
+        is placed at the range."""
+        assigned = self._assigned[tp]
+        if position > assigned.wanted.first or assigned.is_fresh:
+            return True
+        self._assign(tp, assigned.wanted)
+        return False
+
     def _pass_over(
         self, open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
     ) -> Iterator[ColumnChunk]:
@@ -354,16 +369,21 @@ class KafkaSession:
             # With one partition, and never more records than its range can hold, check only both
             # ends.
             tp, only = next(iter(open_ranges.items()))
-            if heard[0].offset() >= position[tp] and heard[-1].offset() < only.end:
+            first = heard[0].offset()
+            begins = first == position[tp] or (first > position[tp] > only.first)
+            if begins and heard[-1].offset() < only.end:
                 position[tp] = heard[-1].offset() + 1
                 _check_epochs(tp, only, heard)
                 return heard
         records = []
+        placed_now: set[TopicPartition] = set()
         of_range: dict[TopicPartition, list[Message]] = {tp: [] for tp in open_ranges}
         for message in heard:
             tp = (message.topic(), message.partition())
             offset = message.offset()
             wanted = open_ranges.get(tp)
+            if tp in placed_now:
+                continue
             if wanted is None or offset >= wanted.end:
                 assigned = self._assigned.get(tp)
                 # If an event has repositioned the partition, the record is delivered again.
@@ -374,6 +394,9 @@ class KafkaSession:
                         # not needed any more: another worker reads the partition
                         self._unassign([tp])
             elif offset >= position[tp]:
+                if offset > position[tp] == wanted.first and not self._is_confirmed(tp, wanted.first):
+                    placed_now.add(tp)
+                    continue
                 records.append(message)
                 of_range[tp].append(message)
                 position[tp] = offset + 1
@@ -446,11 +469,12 @@ class KafkaSession:
         offset.
 
         Otherwise the consumer had another position: ahead of the range, or at the end of an earlier
-        range. librdkafka reports that late."""
+        range. librdkafka reports that late. So an event is not believed if the consumer has read on
+        from an earlier range: the partition is placed again."""
         assigned, offset = self._assigned.get(tp), message.offset()
         if tp not in position or assigned is None:
             self._unassign([tp])
-        elif offset is not None and offset >= 0 and offset != position[tp]:
+        elif not assigned.is_fresh or (offset is not None and offset >= 0 and offset != position[tp]):
             if assigned.placed_again == PLACED_AGAIN_MAX:
                 raise elsewhere(tp, position[tp], offset)
             self._assign(tp, assigned.wanted.rest(position[tp]))
@@ -463,7 +487,8 @@ class KafkaSession:
         come."""
         assigned = self._assigned.get(tp)
         if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
-            assigned.wanted, assigned.placed_again, assigned.damaged_read = wanted, 0, 0
+            assigned.wanted, assigned.is_fresh = wanted, False
+            assigned.placed_again = assigned.damaged_read = 0
         else:
             self._assign(tp, wanted)
 
@@ -481,6 +506,8 @@ class KafkaSession:
         """Records of the range that an earlier read has already received."""
         assigned = self._assigned[tp]
         taken = [message for message in assigned.ahead if wanted.first <= message.offset() < wanted.end]
+        if taken and taken[0].offset() > wanted.first and not self._is_confirmed(tp, wanted.first):
+            return []
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
         assigned.ahead_bytes = sum(map(len, assigned.ahead))
         assigned.resume = max(assigned.resume, wanted.first)
