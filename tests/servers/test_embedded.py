@@ -21,6 +21,8 @@ import psycopg
 import pymysql
 import pytest
 import redis
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from integration import (
     EmbeddedServers,
@@ -240,6 +242,30 @@ def test_no_other_user_reads_the_files_that_servers_write() -> None:
                 assert not stat.S_IMODE(each.stat().st_mode) & 0o077, each
     finally:
         os.umask(before)
+
+
+def test_a_client_cannot_make_a_broker_read_files_and_variables_of_its_user(
+    servers: EmbeddedServers, tmp_path: Path
+) -> None:
+    """Everybody on the host may change the settings of a plain broker. A setting that refers to a
+    file or a variable would come back in the error about it."""
+    (tmp_path / "file").write_text("canary")
+    providers = {"d": "Directory", "f": "File", "e": "EnvVar"}
+    classes = {
+        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{each}ConfigProvider"
+        for name, each in providers.items()
+    }
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
+    for reference, content in ((f"${{d:{tmp_path}:file}}", "canary"), ("${e:PATH}", os.environ["PATH"])):
+        settings = {"config.providers": ",".join(providers), **classes, "num.io.threads": reference}
+        changes = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=changes)
+        (answer,) = admin.incremental_alter_configs([resource]).values()
+        with pytest.raises(KafkaException) as refused:
+            answer.result(PATIENCE_S)
+        assert content not in str(refused.value)
 
 
 def test_another_user_cannot_hold_the_lock_of_a_folder_of_servers(tmp_path: Path) -> None:
