@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,7 @@ from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.resident_task import StayingTask
 from framework.execution.tasks import PlannedTopology
+from framework.local_paths import held_temporary_folder
 from integration import SparkCluster
 from integration.spark_cluster import SparkMaster, descendants
 from spouts import MemoryTransactionalSpout
@@ -386,16 +388,41 @@ def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:
     assert spark_context._conf("x", {**shown, "spark.ui.killEnabled": "true"}).get("spark.ui.killEnabled") == "true"
 
 
-def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(tmp_path: Path) -> None:
-    """They leave a locked folder. Another user could make a folder of the same name, and own the
-    libraries and sockets in it."""
-    folder = spark_context._private_folder(str(tmp_path))
+class Shipped:
+    """Stands in for a ``SparkContext``."""
+
+    archive = Path()
+
+    def addPyFile(self, path: str) -> None:
+        self.archive = Path(path)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether programs that remove old files leave the folder: they leave locked ones."""
     other = os.open(folder, os.O_RDONLY)
     try:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
         os.close(other)
+    return False
+
+
+def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user could make a folder of the same name, and own the libraries and sockets in it,
+    or the code that later executors fetch."""
+    assert is_held(spark_context._private_folder(str(tmp_path)))
+    shipped = Shipped()
+    monkeypatch.setattr(shipped, "master", "spark://host:1", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spark_context._with_code(cast(Any, shipped))
+    assert any(is_held(each) for each in shipped.archive.parents if each.is_relative_to(tmp_path))
+    with held_temporary_folder("x") as folder:
+        assert is_held(folder)
+    assert not folder.exists()
 
 
 def test_a_folder_for_temporary_files_that_the_user_gives_stays() -> None:

@@ -10,8 +10,6 @@ user may read (ADR 86).
 from __future__ import annotations
 
 import atexit
-import contextlib
-import fcntl
 import functools
 import os
 import re
@@ -42,7 +40,7 @@ from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.daemon import SAFE_PATH, SAFE_PATH_VARIABLE
 from framework.execution.spark.jvm_output import SparkOutput
-from framework.local_paths import replaceable_by_others
+from framework.local_paths import hold, replaceable_by_others
 from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import INHERITED, get_logger, without_py4j
 
@@ -403,7 +401,7 @@ def _own_interrupts() -> Iterator[None]:
 def _with_code(context: SparkContext) -> SparkContext:
     """Ship the modules that this process has imported so far to the executors of a cluster."""
     if not is_local(context.master):
-        ship_code(context)
+        ship_code(context, _private_folder(tempfile.gettempdir()))
     return context
 
 
@@ -509,11 +507,7 @@ def _private_folder(parent: str) -> Path:
             "folders of this user, or of root with the sticky bit",
         )
     folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
-    # Programs that remove old files from ``/tmp`` leave a locked folder. Otherwise another user
-    # could make a folder of this name. The lock ends with this process.
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(held, fcntl.LOCK_SH)
+    hold(folder)  # as long as this process lives
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
