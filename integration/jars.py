@@ -26,6 +26,7 @@ from pathlib import Path
 
 from framework.local_paths import lock_opener
 from integration.errors import ServerError
+from integration.folder_permissions import warn_of_others
 from integration.java import find_java
 
 KAFKA_VERSION = "4.3.0"
@@ -280,6 +281,7 @@ def _reason(tail: list[str]) -> str:
 @contextlib.contextmanager
 def _one_at_a_time(target: Path) -> Iterator[None]:
     """Lock the cache, so that two processes that start together fetch once."""
+    warn_of_others(target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8", opener=lock_opener)  # noqa: SIM115 - closed below, after unlocking

@@ -32,14 +32,16 @@ from integration import (
     RedisServer,
     ServerError,
     ZooKeeperServer,
+    folder_permissions,
     jars,
 )
 from integration.connect import ConnectWorker
+from integration.detached_servers import down, up
 from integration.folder_permissions import open_folder
 from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
 from integration.kafka import KafkaBroker
-from integration.kafka_and_zookeeper import is_ours
+from integration.kafka_and_zookeeper import is_ours, read_state
 from integration.processes import ChildProcess
 from integration.server import (
     _PORTS,
@@ -53,6 +55,7 @@ from integration.server import (
 )
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
+from tests.kit.other_users import made_by
 from tests.kit.secrets_on_disk import exposed, holding
 from tests.kit.waiting import PATIENCE_S
 
@@ -242,6 +245,38 @@ def test_no_other_user_reads_the_files_that_servers_write() -> None:
                 assert not stat.S_IMODE(each.stat().st_mode) & 0o077, each
     finally:
         os.umask(before)
+
+
+def test_servers_do_not_start_in_a_folder_that_another_user_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as ``.ratchet`` in ``/tmp``: its owner could write their settings, and run code."""
+    monkeypatch.chdir("/")
+    made_by(12_345, tmp_path / ".ratchet", monkeypatch)
+    folder = tmp_path / ".ratchet" / "servers"
+    starts: list[Callable[[], object]] = [
+        RedisServer(folder / "redis", where="embedded").start,
+        EmbeddedServers(folder, where="embedded").start,
+        lambda: up(folder),
+        lambda: down(folder),
+    ]
+    for start in starts:
+        with pytest.raises(ServerError, match="another user may replace what is in"):
+            start()
+    assert not folder.exists()
+
+
+def test_a_current_folder_and_a_cache_of_another_user_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(folder_permissions._log, "warning", lambda event, **_: said.append(event))
+    made_by(12_345, tmp_path / "theirs", monkeypatch)
+    monkeypatch.chdir(tmp_path / "theirs")
+    assert read_state(tmp_path / "theirs" / ".ratchet") is None
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "theirs"))
+    assert jars.no_config_providers().is_file()
+    assert said == ["servers.folder_of_others"] * 2
 
 
 def test_a_client_cannot_make_a_broker_read_files_and_variables_of_its_user(
