@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shlex
+import socket
 import stat
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
-from pyspark import SparkConf
+from pyspark import SparkConf, accumulators
 
 from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.core.plan import CorePlan
@@ -41,7 +43,7 @@ from framework.local_paths import held_temporary_folder
 from integration import SparkCluster
 from integration.spark_cluster import SparkMaster, descendants
 from spouts import MemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 CANARY = "canary-component-5eed"
 ROOT = Path(__file__).parents[2]
@@ -379,6 +381,23 @@ def test_a_folder_with_the_name_of_a_private_one_is_used_only_if_it_is_private(
     folder = spark_context._private_folder(str(named))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (folder == named) == (mode == 0o700)
+
+
+def test_a_silent_connection_does_not_keep_the_jvm_from_reporting_accumulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the driver of a cluster, where another user of the host may connect first: Spark waits for
+    the answer to each report."""
+    starting = Mock(_active_spark_context=None, _gateway=object(), side_effect=OSError)
+    monkeypatch.setattr(spark_context, "SparkContext", starting)
+    with pytest.raises(ConfigError):
+        spark_context.start_context("x", {})
+    server = accumulators._start_update_server("token", False)
+    try:
+        address = cast(tuple[str, int], server.server_address)
+        with socket.create_connection(address), socket.create_connection(address, PATIENCE_S) as jvm:
+            jvm.sendall(b"token" + (0).to_bytes(4, "big"))
+            assert jvm.recv(1) == b"\1"
+    finally:
+        server.shutdown()
 
 
 def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:

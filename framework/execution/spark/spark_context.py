@@ -17,6 +17,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socketserver
 import stat
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, accumulators
 from pyspark.java_gateway import launch_gateway
 
 from framework.config import HIDDEN, is_secret, is_spark_secret, shown_value
@@ -119,6 +120,14 @@ _LOCAL_ADDRESS = "127.0.0.1"
 _ON_COMMAND_LINE = re.compile(
     r"spark\.(master|app\.name|submit\.deployMode|driver\.(memory\w*|defaultJavaOptions|extra\w+))"
 )
+
+
+class _AccumulatorServer(socketserver.ThreadingMixIn, accumulators.AccumulatorTCPServer):  # type: ignore[misc]
+    """The server of a cluster's driver to which its JVM reports accumulators, with a thread per
+    connection. PySpark's own serves one connection at a time: if another user of the host connected
+    before the JVM and said nothing, no job would end."""
+
+    daemon_threads = True
 
 
 class Spark:
@@ -218,6 +227,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     conf = _conf(app_name, settings)
     _warn_of_java_options(conf)
     try:
+        accumulators.AccumulatorTCPServer = _AccumulatorServer
         with _own_interrupts():
             context = SparkContext(conf=conf, gateway=_gateway(settings, conf))
         context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
