@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from framework.errors import ConfigError
@@ -45,6 +50,27 @@ def lock_opener(name: str, flags: int) -> int:
     """The ``opener`` of a lock file, for ``open``. A user who may read a file may lock it. So
     other users may not, except those of the file's group if the umask allows it."""
     return os.open(name, flags, 0o660)
+
+
+def hold(folder: Path) -> int:
+    """Lock a folder until the returned file descriptor is closed. Programs that remove old files
+    from ``/tmp`` leave a locked folder. Otherwise another user could make a folder of this name,
+    and own what this process looks for there."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(held, fcntl.LOCK_SH)
+    return held
+
+
+@contextmanager
+def held_temporary_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder that only this user may read, and that is held until the block ends."""
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+        held = hold(Path(folder))
+        try:
+            yield Path(folder)
+        finally:
+            os.close(held)
 
 
 def replaceable_by_others(folder: Path) -> Path | None:

@@ -12,17 +12,21 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import io
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from framework.local_paths import lock_opener
 from integration.errors import ServerError
+from integration.folder_permissions import warn_of_others
 from integration.java import find_java
 
 KAFKA_VERSION = "4.3.0"
@@ -40,6 +44,20 @@ _IVY_FILE = """<ivy-module version="2.0" xmlns:e="http://ant.apache.org/ivy/extr
 </ivy-module>
 """
 FETCH_TIMEOUT_S = 900
+#: The classes by which a setting of a broker refers to files and variables: ``${file:/path:key}``.
+_CONFIG_PROVIDERS = tuple(
+    f"org/apache/kafka/common/config/provider/{each}ConfigProvider" for each in ("Directory", "EnvVar", "File")
+)
+#: A public class of Java 8 without members, below ``Object``. Its own name comes first in its pool
+#: of constants, as ``length, name``.
+_EMPTY_CLASS = (
+    bytes.fromhex("cafebabe 0000 0034 0005 01"),
+    bytes.fromhex("07 0001 01 0010")
+    + b"java/lang/Object"
+    + bytes.fromhex("07 0003 0021 0002 0004 0000 0000 0000 0000"),
+)
+# a fixed date, so that the jar's bytes depend on its content alone
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 #: The jars inside PySpark that Kafka's logging needs, and those that ZooKeeper needs.
 KAFKA_LOGGING_JARS = ("slf4j-api-2*", "log4j-slf4j2-impl-2*", "log4j-api-2*", "log4j-core-2*")
@@ -81,6 +99,30 @@ def kafka_jars(progress: Progress | None = None) -> Path:
     disk.
     """
     return _kept(_Jars(f"Apache Kafka {KAFKA_VERSION}", f"kafka-{KAFKA_VERSION}", LOCK_FILE), progress)
+
+
+def no_config_providers() -> Path:
+    """A jar that belongs in front of Kafka's: the classes of the same names in it are no config
+    providers. Every client may change the settings of a plain broker, and the answer to a wrong
+    value contains the value: a client could read the files and variables of the broker's user.
+
+    Raises ``ServerError`` when it cannot be written."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for each in _CONFIG_PROVIDERS:
+            name = each.encode()
+            written = _EMPTY_CLASS[0] + struct.pack(">H", len(name)) + name + _EMPTY_CLASS[1]
+            archive.writestr(zipfile.ZipInfo(f"{each}.class", _EPOCH), written)
+    jar = cache_folder() / "no-config-providers.jar"
+    with _one_at_a_time(jar):
+        try:
+            if not jar.is_file() or jar.read_bytes() != content.getvalue():
+                part = jar.with_suffix(".part")
+                part.write_bytes(content.getvalue())
+                part.replace(jar)
+        except OSError as error:
+            raise ServerError(f"{jar}: {error.strerror or error}; make it writable, or set RATCHET_CACHE") from error
+    return jar
 
 
 def connect_jars(progress: Progress | None = None) -> Path:
@@ -239,6 +281,7 @@ def _reason(tail: list[str]) -> str:
 @contextlib.contextmanager
 def _one_at_a_time(target: Path) -> Iterator[None]:
     """Lock the cache, so that two processes that start together fetch once."""
+    warn_of_others(target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle = open(target.with_name(f"{target.name}.lock"), "w", encoding="utf-8", opener=lock_opener)  # noqa: SIM115 - closed below, after unlocking

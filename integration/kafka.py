@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from integration.errors import ServerError
-from integration.jars import Progress
+from integration.jars import Progress, no_config_providers
 from integration.processes import ProcessHost
 from integration.server import Server, free_port, port_taken, start_together, stop_all
 
@@ -159,7 +159,7 @@ class KafkaBroker(Server):
 
     def prepare(self) -> list[str]:
         java, files = self.host.java(), self.java_files()
-        classpath = self.host.classpath(self._progress)
+        classpath = f"{no_config_providers()}:{self.host.classpath(self._progress)}"
         options = (*self.java_options, *(self._secure.java_options if self._secure is not None else ()))
         data = self.folder / "data"
         if list(self.quorum.controllers) == [self._node_id] and self._alone:
@@ -204,7 +204,7 @@ class KafkaBroker(Server):
         ]
 
     def reads(self) -> tuple[Path, ...]:
-        return self._secure.reads() if self._secure is not None else ()
+        return (no_config_providers(), *(self._secure.reads() if self._secure is not None else ()))
 
     def _write_properties(self, name: str, properties: Mapping[str, object]) -> Path:
         return self.write(name, "".join(f"{key}={value}\n" for key, value in properties.items()), secret=True)

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from framework.local_paths import local_path, lock_opener
 from integration.errors import ServerError
+from integration.folder_permissions import check_owner
 from integration.jars import Progress
 from integration.kafka import KafkaBroker, KafkaCluster
 from integration.server import START_TIMEOUT_S, Server, start_together, stop_all
@@ -135,6 +136,7 @@ class EmbeddedServers:
 
     def _take_folder(self) -> None:
         """Lock the folder, because two instances must not share it."""
+        check_owner(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = open(self.folder / "lock", "a+", encoding="utf-8", opener=lock_opener)  # noqa: SIM115 - held as long as the servers run
@@ -178,7 +180,9 @@ class EmbeddedServers:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """The document that ``up`` wrote, if any of its servers still runs; otherwise None."""
+    """The document that ``up`` wrote, if any of its servers still runs; otherwise None. Raises
+    ``ServerError``."""
+    check_owner(folder)
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

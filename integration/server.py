@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 
 from framework.local_paths import local_path
 from integration.errors import KilledError, ServerError
-from integration.folder_permissions import check_reachable
+from integration.folder_permissions import check_owner, check_reachable
 from integration.process_or_container import find_host
 from integration.server_launcher import STOP_TIMEOUT_S, Launch, Running, ending_signal
 
@@ -192,6 +192,7 @@ class Server(ABC):
     def start(self) -> None:
         """Start the server and wait until it serves. Keeps its previous port if possible. Raises
         ``ServerError``."""
+        check_owner(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

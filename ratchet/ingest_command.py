@@ -11,7 +11,6 @@ import keyword
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +26,7 @@ from framework.commands.run import main as run
 from framework.config import Config, check_address, is_reference, is_secret, passwords_in, with_password_variable
 from framework.errors import ConfigError, TopologyError, escaped
 from framework.execution.executor_name import SPARK
+from framework.local_paths import held_temporary_folder
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
 from framework.transactions.source_preview import first_rows
 from ratchet.kafka_connect_translation import PASSWORD, REGISTRY_PASSWORD, Connector, read_connector
@@ -515,8 +515,8 @@ def _run(job: Job, text: str, config: Path | None, overrides: list[str] | None, 
     for variable, address in ((PASSWORD, job.into), (REGISTRY_PASSWORD, job.registry)):
         for password in passwords_in(address or ""):
             os.environ[variable] = password
-    with tempfile.TemporaryDirectory(prefix="ratchet-ingest-") as folder:
+    with held_temporary_folder("ratchet-ingest-") as folder:
         module = "ratchet_" + re.sub(r"\W+", "_", job.name)
-        (Path(folder) / f"{module}.py").write_text(text, encoding="utf-8")
-        sys.path.insert(0, folder)
+        (folder / f"{module}.py").write_text(text, encoding="utf-8")
+        sys.path.insert(0, str(folder))
         run(f"{module}:pipeline", config=config, overrides=overrides, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from sinks.transaction_history_table import history_table
 from spouts import AvroCodec
 from spouts.codecs.avro_schema import loaded
 from spouts.codecs.json_arrow_schema import schema_of_json_schema
+from tests.kit.other_users import made_by
 
 
 def lmdb(path: str) -> None:
@@ -119,16 +119,6 @@ def test_a_table_in_a_folder_with_a_colon_is_made(tmp_path: Path) -> None:
     table.bind(Fields(n=int))
     table.prepare("topology")
     assert table.to_table().num_rows == 0
-
-
-def made_by(user: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a folder of another user; only root may give one away."""
-    folder.mkdir()
-    if os.geteuid() == 0:
-        os.chown(folder, user, -1)
-        return
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
 
 
 def test_a_folder_of_another_user_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

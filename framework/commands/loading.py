@@ -135,16 +135,17 @@ def _users_errors(name: str) -> Iterator[None]:
         raise ConfigError(f"{name}: {in_users_words(error)}") from error
 
 
-def resolve(name: str) -> Callable[..., Any]:
-    """The object at ``MODULE:NAME``; the current folder is searched first. Raises ``ConfigError``
-    naming the missing part."""
+def resolve(name: str, *, installed: bool = False) -> Callable[..., Any]:
+    """The object at ``MODULE:NAME``; the current folder is searched first, unless the module is
+    known to be ``installed``: another user may own that folder. Raises ``ConfigError`` naming the
+    missing part."""
     module_name, separator, attribute = name.partition(":")
     if not separator or not module_name or not attribute:
         near = f"{_module_of(name)}:NAME, with what the file calls it" if name.endswith(".py") else _EXAMPLE
         raise ConfigError(f"{name!r}: write MODULE:TOPOLOGY, such as {near}")
     if "/" in module_name or module_name.endswith(".py"):
         raise ConfigError(f"{name!r}: write {_module_of(module_name)}:{attribute}")
-    if os.getcwd() not in sys.path:
+    if not installed and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # the user's modules are in the current folder
     _check_hidden(Path.cwd())
     with _users_errors(name):

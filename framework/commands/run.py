@@ -122,7 +122,7 @@ def main(
             raise ConfigError("--timeout is for --until-caught-up: a run without it has no end to wait for")
         if topology is None:
             _start_java(settings)
-            raise typer.Exit(resolve(DEMO)(settings, json_lines=as_json))
+            raise typer.Exit(resolve(DEMO, installed=True)(settings, json_lines=as_json))
         if poison:
             raise typer.Exit(show_poison(load_topology(topology, settings), settings, txid))
         with own_output(as_json=as_json) as out:

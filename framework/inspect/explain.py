@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from framework.inspect.late_rows import LateRows, Row, clocks_in, lowest
 from framework.inspect.narrowing import narrow, with_records
 from framework.inspect.sandbox import recounting, shadow_of, with_what_it_needs
 from framework.inspect.state_by_name import state_named
+from framework.local_paths import held_temporary_folder
 from framework.observe.journal import AttemptRecord, TransactionRecord
 from framework.operators.timestamps import micros_since_epoch
 from framework.topology import Component, Difference, KeyedState, SourceRecord, Topology, ValueType
@@ -161,8 +161,8 @@ def explain(
     Raises ``ConfigError`` for a state or key that there is not, and before the first transaction;
     ``Unverifiable`` when source or records do not reach back; ``RetryableError`` when something
     does not answer, or the topology moves on too fast."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-explain-", ignore_cleanup_errors=True) as folder:
-        inquiry = _Inquiry(topology, store, conf or {}, Path(folder), state=state, key=key, archive=archive)
+    with held_temporary_folder("ratchet-explain-") as folder:
+        inquiry = _Inquiry(topology, store, conf or {}, folder, state=state, key=key, archive=archive)
         return inquiry.run(last, causes_max, recorded_only=recorded_only)
 
 

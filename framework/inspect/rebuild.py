@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +36,7 @@ from framework.inspect.full_recomputation import RECORDS_PER_BATCH, Batch, Recom
 from framework.inspect.sandbox import shadow_of, with_what_it_needs
 from framework.inspect.state_by_name import state_named
 from framework.inspect.verify import StateReport, compare_following
+from framework.local_paths import held_temporary_folder
 from framework.topology import FORMER, REBUILT, Bolt, Component, FencedState, Header, OpenCommit, Topology, ValueType
 from framework.topology.fencing import ROLLED_BACK
 from framework.topology.inspectable import RebuildableState, TimedBolt, inspectable, rebuildable
@@ -136,14 +136,14 @@ def rebuild(
         if documents.finish(kept, made_by) and take_over:
             return documents.report(kept)
         rebuildable(kept).check_exchange(topology.id)
-        with tempfile.TemporaryDirectory(prefix="ratchet-rebuild-", ignore_cleanup_errors=True) as folder:
+        with held_temporary_folder("ratchet-rebuild-") as folder:
             work = _Rebuild(
                 topology,
                 store,
                 conf or {},
                 documents,
                 component=component,
-                folder=Path(folder),
+                folder=folder,
                 made_by=made_by,
                 told=told,
                 archive=archive,

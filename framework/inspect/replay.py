@@ -10,7 +10,6 @@ so that it can print, and be looked at in a debugger.
 from __future__ import annotations
 
 import bdb
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -24,6 +23,7 @@ from framework.execution import AttemptHeader, FailureKind, ProcessingJob, TaskF
 from framework.execution.plan import Edge, ExecutionPlan
 from framework.execution.ports import GENERAL_PARTITION
 from framework.inspect.sandbox import LeftOut, Sandbox, shadow_of, with_ends
+from framework.local_paths import held_temporary_folder
 from framework.topology import Bolt, Change, Topology, TransactionalSpout
 from framework.topology.canonical_form import equal
 from framework.topology.inspectable import ReplayedBolt, inspectable
@@ -141,8 +141,8 @@ def replay(
     meanwhile, or when a server does not answer; ``bdb.BdbQuit`` when a debugger in user code is
     left; and what the watch raises.
     """
-    with tempfile.TemporaryDirectory(prefix="ratchet-replay-", ignore_cleanup_errors=True) as folder:
-        return _Replay(topology, store, conf or {}, Path(folder), planned=planned, watch=watch or Watch()).run()
+    with held_temporary_folder("ratchet-replay-") as folder:
+        return _Replay(topology, store, conf or {}, folder, planned=planned, watch=watch or Watch()).run()
 
 
 class _Replay:

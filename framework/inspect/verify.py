@@ -7,7 +7,6 @@ answer is *unverifiable*, never right. ``recompute`` says what is read, and how.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from framework.errors import ConfigError
 from framework.inspect.comparison import compare, hold
 from framework.inspect.full_recomputation import Recomputation
 from framework.inspect.sandbox import recounting, shadow_of
+from framework.local_paths import held_temporary_folder
 from framework.topology import Difference, FencedState, InspectableState, Topology
 from framework.topology.inspectable import inspectable
 from framework.transactions import CoordinationStore
@@ -81,8 +81,8 @@ def verify(
     ``Unverifiable``; ``RetryableError`` when source, store or a sink does not answer, or when the
     topology moves on too fast; ``ConfigError`` for a state that cannot be compared, or when nothing
     is committed yet."""
-    with tempfile.TemporaryDirectory(prefix="ratchet-verify-", ignore_cleanup_errors=True) as folder:
-        return _Audit(topology, store, conf or {}, Path(folder), archive).run()
+    with held_temporary_folder("ratchet-verify-") as folder:
+        return _Audit(topology, store, conf or {}, folder, archive).run()
 
 
 class _Audit:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import sqlite3
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from framework.errors import ConfigError
+from ratchet import ingest_command
 from ratchet.ingest_command import PASSWORD, Codec, Job, Mode, app, check, program
 from tests.kit.topics import Topics
 
@@ -177,3 +181,23 @@ def test_a_topic_is_in_a_table_without_code(topics: Topics, name: str, tmp_path:
             (1, "c", None),
             (2, "b", 1.5),
         ]
+
+
+def test_programs_that_remove_old_files_leave_the_folder_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver imports from it as long as it runs, so another user must not make it again. Such
+    programs leave a locked folder."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    locked: list[bool] = []
+
+    def run(name: str, **_: object) -> None:
+        held = os.open(sys.path[0], os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked.append(True)
+        finally:
+            os.close(held)
+
+    monkeypatch.setattr(ingest_command, "run", run)
+    ingest_command._run(job(), "", None, None)
+    assert locked == [True]

@@ -56,6 +56,16 @@ def test_a_users_module_in_the_current_folder_is_found(tmp_path: Path) -> None:
     assert "mine:topology is a int" in run_as_a_process("mine:topology", cwd=tmp_path).stderr
 
 
+def test_the_demo_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """Another user may write there, as in ``/tmp``."""
+    (tmp_path / "sqlite3.py").write_text("open('caught', 'w').close()\n")
+    command = [sys.executable, "-P", "-m", "ratchet", "run", "--set", "app.folder=s3://x"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAVA_HOME": str(tmp_path)}
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=PATIENCE_S)
+    assert not (tmp_path / "caught").exists()
+    assert "app.folder: s3://x: s3:// is not a local path" in answer.stderr
+
+
 def test_a_zookeeper_that_does_not_answer_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from framework import *\nfrom spouts import *\n"

@@ -9,18 +9,21 @@ import os
 import pickle
 import re
 import shlex
+import socket
 import stat
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
-from pyspark import SparkConf
+from pyspark import SparkConf, accumulators
 
 from framework import BaseBatchBolt, Fields, OutputFieldsDeclarer, TransactionalTopologyBuilder
 from framework.core.plan import CorePlan
@@ -36,10 +39,11 @@ from framework.execution.spark.batch_executor import SparkExecutor
 from framework.execution.spark.certificate import new_certificate
 from framework.execution.spark.resident_task import StayingTask
 from framework.execution.tasks import PlannedTopology
+from framework.local_paths import held_temporary_folder
 from integration import SparkCluster
 from integration.spark_cluster import SparkMaster, descendants
 from spouts import MemoryTransactionalSpout
-from tests.kit.waiting import wait_for
+from tests.kit.waiting import PATIENCE_S, wait_for
 
 CANARY = "canary-component-5eed"
 ROOT = Path(__file__).parents[2]
@@ -379,6 +383,23 @@ def test_a_folder_with_the_name_of_a_private_one_is_used_only_if_it_is_private(
     assert (folder == named) == (mode == 0o700)
 
 
+def test_a_silent_connection_does_not_keep_the_jvm_from_reporting_accumulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the driver of a cluster, where another user of the host may connect first: Spark waits for
+    the answer to each report."""
+    starting = Mock(_active_spark_context=None, _gateway=object(), side_effect=OSError)
+    monkeypatch.setattr(spark_context, "SparkContext", starting)
+    with pytest.raises(ConfigError):
+        spark_context.start_context("x", {})
+    server = accumulators._start_update_server("token", False)
+    try:
+        address = cast(tuple[str, int], server.server_address)
+        with socket.create_connection(address), socket.create_connection(address, PATIENCE_S) as jvm:
+            jvm.sendall(b"token" + (0).to_bytes(4, "big"))
+            assert jvm.recv(1) == b"\1"
+    finally:
+        server.shutdown()
+
+
 def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:
     """Every user of the host can open them."""
     shown = {"spark.ui.enabled": "true"}
@@ -386,16 +407,41 @@ def test_the_pages_of_spark_end_no_jobs_unless_the_user_wants_that() -> None:
     assert spark_context._conf("x", {**shown, "spark.ui.killEnabled": "true"}).get("spark.ui.killEnabled") == "true"
 
 
-def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(tmp_path: Path) -> None:
-    """They leave a locked folder. Another user could make a folder of the same name, and own the
-    libraries and sockets in it."""
-    folder = spark_context._private_folder(str(tmp_path))
+class Shipped:
+    """Stands in for a ``SparkContext``."""
+
+    archive = Path()
+
+    def addPyFile(self, path: str) -> None:
+        self.archive = Path(path)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether programs that remove old files leave the folder: they leave locked ones."""
     other = os.open(folder, os.O_RDONLY)
     try:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     finally:
         os.close(other)
+    return False
+
+
+def test_programs_that_remove_old_files_leave_the_folders_of_a_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user could make a folder of the same name, and own the libraries and sockets in it,
+    or the code that later executors fetch."""
+    assert is_held(spark_context._private_folder(str(tmp_path)))
+    shipped = Shipped()
+    monkeypatch.setattr(shipped, "master", "spark://host:1", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spark_context._with_code(cast(Any, shipped))
+    assert any(is_held(each) for each in shipped.archive.parents if each.is_relative_to(tmp_path))
+    with held_temporary_folder("x") as folder:
+        assert is_held(folder)
+    assert not folder.exists()
 
 
 def test_a_folder_for_temporary_files_that_the_user_gives_stays() -> None:

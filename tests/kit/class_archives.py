@@ -34,6 +34,8 @@ SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 #: folder with files is on the class path.
 _EXECUTORS = f'--conf "spark.executor.extraJavaOptions={" ".join(QUICK)}" pyspark-shell'
 _FOLDER = Path(sys.prefix) / "class-archives"  # the jars of an environment are its own
+#: Rises with each change of a class path: Java takes only archives that were made with the same.
+_CLASS_PATHS = 2
 #: A copy of the file that Kafka's format tool, another Java program, writes.
 _CHECKPOINT = _FOLDER / f"kafka-{KAFKA_VERSION}.checkpoint"
 
@@ -91,7 +93,7 @@ def make(names: Collection[str]) -> None:
 
 def _archive(java: str, name: str) -> Path:
     found = os.stat(java)
-    return _FOLDER / f"{name}-{found.st_size}-{found.st_mtime_ns}.jsa"
+    return _FOLDER / f"{name}-{_CLASS_PATHS}-{found.st_size}-{found.st_mtime_ns}.jsa"
 
 
 def _reading(archive: Path) -> list[str]:

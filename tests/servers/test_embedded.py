@@ -21,6 +21,8 @@ import psycopg
 import pymysql
 import pytest
 import redis
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from integration import (
     EmbeddedServers,
@@ -30,14 +32,16 @@ from integration import (
     RedisServer,
     ServerError,
     ZooKeeperServer,
+    folder_permissions,
     jars,
 )
 from integration.connect import ConnectWorker
+from integration.detached_servers import down, up
 from integration.folder_permissions import open_folder
 from integration.jars import connect_jars, kafka_jars
 from integration.java import find_java
 from integration.kafka import KafkaBroker
-from integration.kafka_and_zookeeper import is_ours
+from integration.kafka_and_zookeeper import is_ours, read_state
 from integration.processes import ChildProcess
 from integration.server import (
     _PORTS,
@@ -51,6 +55,7 @@ from integration.server import (
 )
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
+from tests.kit.other_users import made_by
 from tests.kit.secrets_on_disk import exposed, holding
 from tests.kit.waiting import PATIENCE_S
 
@@ -240,6 +245,62 @@ def test_no_other_user_reads_the_files_that_servers_write() -> None:
                 assert not stat.S_IMODE(each.stat().st_mode) & 0o077, each
     finally:
         os.umask(before)
+
+
+def test_servers_do_not_start_in_a_folder_that_another_user_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as ``.ratchet`` in ``/tmp``: its owner could write their settings, and run code."""
+    monkeypatch.chdir("/")
+    made_by(12_345, tmp_path / ".ratchet", monkeypatch)
+    folder = tmp_path / ".ratchet" / "servers"
+    starts: list[Callable[[], object]] = [
+        RedisServer(folder / "redis", where="embedded").start,
+        EmbeddedServers(folder, where="embedded").start,
+        lambda: up(folder),
+        lambda: down(folder),
+    ]
+    for start in starts:
+        with pytest.raises(ServerError, match="another user may replace what is in"):
+            start()
+    assert not folder.exists()
+
+
+def test_a_current_folder_and_a_cache_of_another_user_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(folder_permissions._log, "warning", lambda event, **_: said.append(event))
+    made_by(12_345, tmp_path / "theirs", monkeypatch)
+    monkeypatch.chdir(tmp_path / "theirs")
+    assert read_state(tmp_path / "theirs" / ".ratchet") is None
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "theirs"))
+    assert jars.no_config_providers().is_file()
+    assert said == ["servers.folder_of_others"] * 2
+
+
+def test_a_client_cannot_make_a_broker_read_files_and_variables_of_its_user(
+    servers: EmbeddedServers, tmp_path: Path
+) -> None:
+    """Everybody on the host may change the settings of a plain broker. A setting that refers to a
+    file or a variable would come back in the error about it."""
+    (tmp_path / "file").write_text("canary")
+    providers = {"d": "Directory", "f": "File", "e": "EnvVar"}
+    classes = {
+        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{each}ConfigProvider"
+        for name, each in providers.items()
+    }
+    admin = AdminClient({"bootstrap.servers": servers.bootstrap_servers})
+    for reference, content in ((f"${{d:{tmp_path}:file}}", "canary"), ("${e:PATH}", os.environ["PATH"])):
+        settings = {"config.providers": ",".join(providers), **classes, "num.io.threads": reference}
+        changes = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=changes)
+        (answer,) = admin.incremental_alter_configs([resource]).values()
+        with pytest.raises(KafkaException) as refused:
+            answer.result(PATIENCE_S)
+        assert content not in str(refused.value)
 
 
 def test_another_user_cannot_hold_the_lock_of_a_folder_of_servers(tmp_path: Path) -> None:

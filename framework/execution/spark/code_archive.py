@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import sys
 import sysconfig
-import tempfile
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -30,14 +29,15 @@ SHIPPED_BYTES_MAX = 256 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def ship_code(context: Any) -> None:
+def ship_code(context: Any, folder: Path) -> None:
     """Make the modules that this process has imported available on the executors of a
-    ``SparkContext``.
+    ``SparkContext``. ``folder``: only this user may write there, because each executor that starts
+    later fetches the archive from there.
 
     Raises ``ConfigError`` for a file that cannot be read, and when the modules are too large in
     total.
     """
-    context.addPyFile(str(make_archive(Path(tempfile.mkdtemp(prefix="ratchet-code-")))))
+    context.addPyFile(str(make_archive(folder)))
 
 
 def make_archive(folder: Path) -> Path:

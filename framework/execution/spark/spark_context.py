@@ -10,8 +10,6 @@ user may read (ADR 86).
 from __future__ import annotations
 
 import atexit
-import contextlib
-import fcntl
 import functools
 import os
 import re
@@ -19,6 +17,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import socketserver
 import stat
 import subprocess
 import sys
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, accumulators
 from pyspark.java_gateway import launch_gateway
 
 from framework.config import HIDDEN, is_secret, is_spark_secret, shown_value
@@ -42,7 +41,7 @@ from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
 from framework.execution.spark.daemon import SAFE_PATH, SAFE_PATH_VARIABLE
 from framework.execution.spark.jvm_output import SparkOutput
-from framework.local_paths import replaceable_by_others
+from framework.local_paths import hold, replaceable_by_others
 from framework.observe.allowed_hosts import host_of, is_loopback
 from framework.observe.logs import INHERITED, get_logger, without_py4j
 
@@ -121,6 +120,14 @@ _LOCAL_ADDRESS = "127.0.0.1"
 _ON_COMMAND_LINE = re.compile(
     r"spark\.(master|app\.name|submit\.deployMode|driver\.(memory\w*|defaultJavaOptions|extra\w+))"
 )
+
+
+class _AccumulatorServer(socketserver.ThreadingMixIn, accumulators.AccumulatorTCPServer):  # type: ignore[misc]
+    """The server of a cluster's driver to which its JVM reports accumulators, with a thread per
+    connection. PySpark's own serves one connection at a time: if another user of the host connected
+    before the JVM and said nothing, no job would end."""
+
+    daemon_threads = True
 
 
 class Spark:
@@ -220,6 +227,7 @@ def start_context(app_name: str, settings: Mapping[str, str]) -> SparkContext:
     conf = _conf(app_name, settings)
     _warn_of_java_options(conf)
     try:
+        accumulators.AccumulatorTCPServer = _AccumulatorServer
         with _own_interrupts():
             context = SparkContext(conf=conf, gateway=_gateway(settings, conf))
         context.setLogLevel(conf.get("spark.log.level", "ERROR") or "ERROR")
@@ -403,7 +411,7 @@ def _own_interrupts() -> Iterator[None]:
 def _with_code(context: SparkContext) -> SparkContext:
     """Ship the modules that this process has imported so far to the executors of a cluster."""
     if not is_local(context.master):
-        ship_code(context)
+        ship_code(context, _private_folder(tempfile.gettempdir()))
     return context
 
 
@@ -509,11 +517,7 @@ def _private_folder(parent: str) -> Path:
             "folders of this user, or of root with the sticky bit",
         )
     folder = Path(tempfile.mkdtemp(prefix=_PRIVATE, dir=parent))
-    # Programs that remove old files from ``/tmp`` leave a locked folder. Otherwise another user
-    # could make a folder of this name. The lock ends with this process.
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with contextlib.suppress(OSError):  # a file system without locks
-        fcntl.flock(held, fcntl.LOCK_SH)
+    hold(folder)  # as long as this process lives
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
