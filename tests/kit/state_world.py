@@ -150,7 +150,7 @@ class StateWorld(Chances):
     partition, life) -> the first and the last position in the record. ``added``: the fold when the
     bolt that is added took part in its first checkpoint. ``group``: (spout, partition) -> the
     position that the spout published, as (life, offset). ``poison``: the share of words that cannot
-    be processed.
+    be processed. ``misfits``: the words of which a value did not fit.
     """
 
     stores: dict[str, MemoryBytes] = field(default_factory=dict)
@@ -167,6 +167,7 @@ class StateWorld(Chances):
     crashed: str | None = None
     clock: Clock = field(default_factory=Clock)
     skews: dict[int, float] = field(default_factory=dict)
+    misfits: set[tuple[str, int]] = field(default_factory=set)
 
     def wall(self, host: int) -> float:
         """What a host's clock says: far from 0, and different from other hosts' clocks."""
@@ -183,6 +184,14 @@ class StateWorld(Chances):
         """Now and then, let a bolt take longer for a tuple than it has in a round."""
         if self.strikes("slow bolt", 0.5):
             self.clock.now += SLOW_S
+
+    def does_not_fit(self, word: str, number: int) -> bool:
+        """Whether a value of this word does not fit its stream now. Where a spout gives up words
+        that fail too often, that happens to each word once: so it gives up no word by chance."""
+        if (self.poison and (word, number) in self.misfits) or not self.strikes("value does not fit", 0.01):
+            return False
+        self.misfits.add((word, number))
+        return True
 
     def add_log(self, spout: str, partition: int, log: NamedLog) -> None:
         its = self.logs.setdefault(spout, [])
@@ -357,9 +366,10 @@ class Splits(BaseBasicBolt):
             raise ValueError("A")
         if tup["word"] == "B":
             raise FailedException("B")
-        wrong = tup["word"] == "C" or self.world.strikes("value does not fit", 0.01)
+        number = tup["number"] if "number" in tup.fields else 0
+        wrong = tup["word"] == "C" or self.world.does_not_fit(tup["word"], number)
         collector.emit(["none" if wrong else len(tup["word"])], stream="lengths")
-        collector.emit([tup["word"], tup["number"] if "number" in tup.fields else 0])
+        collector.emit([tup["word"], number])
 
     def cleanup(self) -> None:
         self.collector.emit([ALPHABET[0], 0])
