@@ -66,7 +66,7 @@ class MapKeys:
     def __init__(self, message: Descriptor) -> None:
         self._types: dict[str, _Type] = {}
         self._root = self._type(message)
-        while any([self._spread(each) for each in self._types.values()]):
+        while any(self._spread(each) for each in self._types.values()):
             pass
 
     def _type(self, message: Descriptor) -> _Type:

@@ -415,7 +415,10 @@ def test_messages_are_counted_wherever_they_are(syntax: str) -> None:
 KEYED = file_of(
     message(
         "Keyed",
-        *[field(kind, number, f".t.Keyed.{kind.title()}Entry", label="repeated") for number, kind in enumerate(NUMBERS, 1)],
+        *[
+            field(kind, number, f".t.Keyed.{kind.title()}Entry", label="repeated")
+            for number, kind in enumerate(NUMBERS, 1)
+        ],
         field("one", 20, ".t.Keyed"),
         field("many", 21, ".t.Keyed", label="repeated"),
         field("named", 22, ".t.Keyed.NamedEntry", label="repeated"),
