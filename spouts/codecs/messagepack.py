@@ -17,6 +17,19 @@ from spouts.codecs.encoding_codec import EncodingCodec
 
 #: The extension type of timestamps becomes a moment with a zone.
 _AS_MOMENT = 3
+#: Maps with more keys get other hashes for numbers, and no other keys than texts and integers.
+LARGE_MAP_KEYS = 256
+
+
+class _Integer(int):
+    """A key of a large map. The hash of an ``int`` is the number itself, so a producer can choose
+    keys that Python's dict compares with all others: 87,000 keys took a minute. The hash of bytes
+    has a secret seed."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return hash(self.to_bytes(9, "little", signed=True))
 
 
 class MessagePackCodec(BulkCodec, EncodingCodec):
@@ -80,7 +93,7 @@ def declared_types(codec: str, fields: Fields | pa.Schema) -> tuple[Fields, dict
 def _map_of(value: bytes) -> dict[Any, Any]:
     """Raises ``ValueError`` with the reason."""
     try:
-        found = msgpack.unpackb(value, timestamp=_AS_MOMENT, strict_map_key=False)
+        found = _unpacked(value)
     except msgpack.ExtraData as error:
         raise ValueError(f"{len(error.extra):,} bytes are left after the value") from None
     except msgpack.StackError:
@@ -94,12 +107,29 @@ def _map_of(value: bytes) -> dict[Any, Any]:
     return found
 
 
+def _unpacked(value: bytes) -> Any:
+    options: dict[str, Any] = {"timestamp": _AS_MOMENT, "strict_map_key": False}
+    try:
+        return msgpack.unpackb(value, max_map_len=LARGE_MAP_KEYS, **options)
+    except ValueError:  # also for a larger map
+        return msgpack.unpackb(value, object_pairs_hook=_dict_of, **options)
+
+
+def _dict_of(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    if len(pairs) <= LARGE_MAP_KEYS:
+        return dict(pairs)
+    if others := {type(key) for key, _ in pairs} - {str, bytes, int, bool, type(None)}:
+        kind = min(each.__name__ for each in others)
+        raise ValueError(f"a map of {len(pairs):,} keys, one of which is a {kind}: large maps have texts and integers")
+    return {_Integer(key) if type(key) is int else key: item for key, item in pairs}
+
+
 #: The kinds of MessagePack for the values of a type. Arrow would also convert other kinds, such as
 #: an empty text to an empty list, or a number to a moment.
 _KINDS: list[tuple[Callable[[pa.DataType], bool], frozenset[type]]] = [
     (pa.types.is_boolean, frozenset({bool})),
-    (pa.types.is_integer, frozenset({int, float})),
-    (pa.types.is_floating, frozenset({int, float})),
+    (pa.types.is_integer, frozenset({int, _Integer, float})),
+    (pa.types.is_floating, frozenset({int, _Integer, float})),
     (pa.types.is_timestamp, frozenset({datetime.datetime})),
     *(
         (each, frozenset({str, bytes}))

@@ -15,6 +15,7 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec
 from spouts.codecs.protobuf_columns import CELLS_MAX, CELLS_PER_BYTE, Columns, spread
+from spouts.codecs.protobuf_map_keys import MapKeys
 from spouts.codecs.protobuf_memory_limit import ParsedSize
 from spouts.codecs.protobuf_required_fields import check_required
 from spouts.codecs.protobuf_schema import Files, arrow_schema, file_set, imported
@@ -37,7 +38,7 @@ class ProtobufDecoder:
         message = files.message(name)
         self.schema = arrow_schema(message)
         self.name = name
-        self._size = ParsedSize(message)
+        self._size, self._keys = ParsedSize(message), MapKeys(message)
         self._columns = Columns(message)
         self._parse: Any = message_factory.GetMessageClass(message).FromString
         self._error = DecodeError
@@ -66,6 +67,7 @@ class ProtobufDecoder:
     def _message(self, value: bytes) -> Any:
         """Raises ``ValueError`` with the reason."""
         self._size.check(value)
+        self._keys.check(value)
         try:
             found = self._parse(value)
             check_required(found)
@@ -107,7 +109,8 @@ class ProtobufCodec(PerValueCodec, ColumnEncodingCodec):
     type does not have are ignored, as Protobuf does.
 
     Errors: bytes that are no such message, text that is not UTF-8, an absent required field (of
-    proto2), a Timestamp outside the years 1 to 9999, more than 256 MiB of messages.
+    proto2), a Timestamp outside the years 1 to 9999, more than 256 MiB of messages, keys of a map
+    that were chosen to collide.
 
     It encodes rows: a null is an absent field. Errors: a null where Protobuf does not tell absence
     (a list, an item, a proto3 field that is not ``optional``), a text that is no value of an enum,

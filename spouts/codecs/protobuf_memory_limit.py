@@ -85,14 +85,14 @@ def _size_within(value: bytes, its: _Type, at: int, end: int, depth: int, *, wai
         while at < end:
             tag, at = value[at], at + 1
             if tag > 0x7F:
-                tag, at = _varint(value, at - 1)
+                tag, at = read_varint(value, at - 1)
             kind, inner = tag & 7, messages.get(tag >> 3)
             if kind == _VARINT:
-                _, at = _varint(value, at)
+                _, at = read_varint(value, at)
             elif kind == _BYTES:
                 length, at = value[at], at + 1
                 if length > 0x7F:
-                    length, at = _varint(value, at - 1)
+                    length, at = read_varint(value, at - 1)
                 if inner is not None:
                     size += inner.size
                     within = depth + len(around) + 1
@@ -116,7 +116,9 @@ def _size_within(value: bytes, its: _Type, at: int, end: int, depth: int, *, wai
     return size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at ``at``, and the place after it. Raises ``IndexError`` where the
+    bytes are none."""
     number = shift = 0
     while True:
         byte = data[at]

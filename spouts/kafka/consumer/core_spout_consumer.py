@@ -28,7 +28,7 @@ from framework.observe.logs import get_logger
 from spouts.kafka.cluster_metadata import KafkaMetadata, KafkaTopics
 from spouts.kafka.consumer.consumer_pool import reader_of
 from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
-from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, damage_from
+from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, BatchProber, damage_from
 from spouts.kafka.consumer.range_consumer import damage, fails
 from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.consumer.unreadable_batches import unreadable_chunk
@@ -107,6 +107,7 @@ class KafkaTail:
         self._damaged: dict[TopicPartition, str] = {}  # at a damaged batch, or misplaced after one
         # in place of batches that cannot be decompressed; not polled yet
         self._unreadable: list[RecordChunk] = []
+        self._prober: BatchProber | None = None  # while there are damaged batches
         # the consumer may continue at an offset inside a damaged batch
         self._garbled: set[TopicPartition] = set()
         self._problem: Exception | None = None
@@ -201,7 +202,10 @@ class KafkaTail:
         """The records that have arrived, by partition; None if there are none."""
         if self._unreadable:
             self._unconfirmed = True
-            return self._unreadable.pop(0)
+            chunk = self._unreadable.pop(0)
+            if self._damaged and not self._unreadable:
+                self._looked_up = None  # continue the search
+            return chunk
         if self._problem is None:
             try:
                 records, events = self._feed.take()
@@ -257,6 +261,7 @@ class KafkaTail:
         clients.
         """
         self._group.close(publish=publish)
+        self._end_search()
         self._feed.close()
         self._metadata.close()
 
@@ -377,15 +382,21 @@ class KafkaTail:
 
     def _after_damage(self, topics: KafkaTopics) -> tuple[dict[TopicPartition, Position], list[RecordChunk]]:
         """Where partitions with a damaged batch continue, and chunks in place of batches that
-        cannot be decompressed. A batch that was damaged only in transit is read again."""
+        cannot be decompressed. A batch that was damaged only in transit is read again. The search
+        ends before the next partition, and waits for chunks to be polled, so that rounds go on and
+        few chunks are in memory."""
         placed: dict[TopicPartition, Position] = {}
         unreadable: list[RecordChunk] = []
+        if not self._damaged:
+            self._end_search()
         for tp, text in self._damaged.items():
             offset = self._feed.position(tp)
-            if offset is None or topics.leaders.get(partition_id(*tp)) is None:
+            if self._unreadable or unreadable or offset is None or topics.leaders.get(partition_id(*tp)) is None:
                 self._looked_up = _soon(time.monotonic())
                 continue
-            for batch in damage_from(self._settings, self._group_id, tp, offset):
+            if self._prober is None:
+                self._prober = BatchProber(self._settings, self._group_id)
+            for batch in damage_from(self._prober, tp, offset):
                 if batch.is_unreadable and self._takes_out(tp[0]):
                     unreadable.append(unreadable_chunk(tp, batch.first, batch.next))
                 else:
@@ -393,6 +404,11 @@ class KafkaTail:
                 offset = batch.next
             placed[tp] = Position(offset, self._assigned[tp].topic_id)
         return placed, unreadable
+
+    def _end_search(self) -> None:
+        prober, self._prober = self._prober, None
+        if prober is not None:
+            prober.close()
 
     def _assign(self, begins: Mapping[TopicPartition, Position]) -> None:
         """Read partitions starting at these positions."""

@@ -34,6 +34,8 @@ DAMAGED = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
 #: The beginning of librdkafka's text where the checksum is right, and decompression failed. For
 #: lz4, it reports that with the code ``_BAD_MSG``.
 _DECOMPRESSION = "Decompression "
+#: How many consecutive damaged batches a search passes over: each takes some milliseconds.
+AT_ONCE_MAX = 100
 #: How often a consumer is placed at one position again when it turns out to have another one.
 PLACED_AGAIN_MAX = 5
 _ANSWER_S = 10.0
@@ -84,14 +86,13 @@ def find_damage(
     return found
 
 
-def damage_from(settings: KafkaSettings, group: str, tp: TopicPartition, offset: int) -> list[DamagedBatch]:
-    """The consecutive damaged batches from ``offset`` on; none when its batch is intact. Raises as
-    ``find_damage``."""
+def damage_from(prober: BatchProber, tp: TopicPartition, offset: int) -> list[DamagedBatch]:
+    """The consecutive damaged batches from ``offset`` on, up to ``AT_ONCE_MAX``; none when its
+    batch is intact. Raises as ``find_damage``."""
     found: list[DamagedBatch] = []
-    with closing(BatchProber(settings, group)) as prober:
-        while (batch := prober.damaged_batch(tp, offset, offset + 1)) is not None:
-            found.append(batch)
-            offset = batch.next
+    while len(found) < AT_ONCE_MAX and (batch := prober.damaged_batch(tp, offset, offset + 1)) is not None:
+        found.append(batch)
+        offset = batch.next
     return found
 
 

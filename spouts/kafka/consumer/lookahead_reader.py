@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
@@ -10,7 +11,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.kafka_settings import KafkaSettings
 from framework.errors import RetryableError
-from spouts.kafka.consumer.damaged_batches import DAMAGED, damage_from
+from spouts.kafka.consumer.damaged_batches import DAMAGED, BatchProber, damage_from
 from spouts.kafka.consumer.lazily_connected_consumer import LazilyConnectedConsumer
 from spouts.kafka.partition_plan_entries import partition_id, topic_and_number
 
@@ -87,11 +88,12 @@ class LookaheadReader(LazilyConnectedConsumer):
         consumer has lost its position there."""
         positions, self._assigned = self._assigned, {}
         self.close()
-        for partition, offset in positions.items():
-            after = offset
-            if partition in damaged:
-                for batch in damage_from(self._settings, self._group, topic_and_number(partition), offset):
-                    after = batch.next
-            self.begin(partition, after)
-            if after > offset:
-                yield Ahead(partition, after - 1, None)
+        with closing(BatchProber(self._settings, self._group)) as prober:
+            for partition, offset in positions.items():
+                after = offset
+                if partition in damaged:
+                    for batch in damage_from(prober, topic_and_number(partition), offset):
+                        after = batch.next
+                self.begin(partition, after)
+                if after > offset:
+                    yield Ahead(partition, after - 1, None)

@@ -34,7 +34,7 @@ from spouts import (
     MessagePackCodec,
     TextCodec,
 )
-from spouts.codecs import compressed
+from spouts.codecs import compressed, messagepack
 from tests.kit.targets import examples
 
 ROWS: list[Mapping[str, Any]] = [{"word": "dog", "n": 1}, {"word": "a, b", "n": -(2**62)}, {"word": "naïve ☃", "n": 0}]
@@ -320,6 +320,45 @@ def test_messagepack_has_maps_for_columns_of_maps() -> None:
     twice = pa.record_batch([pa.array([{"of": [("a", 1), ("a", 2)]}], types["in_struct"])], names=["in_struct"])
     with pytest.raises(BadRecordError, match=r"in_struct\.of has a key twice"):
         codec.encode(twice)
+
+
+@pytest.mark.parametrize("place", ["map", "struct", "value"])
+def test_integers_of_a_large_map_cannot_be_chosen_to_collide(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``int``, all of these would have one place in a dict of up to 65,536 keys."""
+    hashes: set[int] = set()
+    made = messagepack._dict_of
+
+    def noted(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+        found = made(pairs)
+        if len(found) > messagepack.LARGE_MAP_KEYS:
+            hashes.update(hash(key) & 0xFFFF for key in found)
+        return found
+
+    monkeypatch.setattr(messagepack, "_dict_of", noted)
+    numbers = {number << 16: -number for number in range(-1_000, 4_000)} | {2**64 - 1: 1, -(2**63): 2}
+    declared, value = {
+        "map": (pa.map_(pa.int64(), pa.int64()), {key: item for key, item in numbers.items() if key < 2**63}),
+        "struct": (pa.struct({"a": pa.int64()}), numbers | {"a": 7}),
+        "value": (pa.int64(), 7),
+    }[place]
+    given = numbers | {"v": value} if place == "value" else {"v": value}
+    batch, bad = MessagePackCodec(pa.schema({"v": declared})).decode_good([msgpack.packb(given), b"\x80"])
+    assert not bad and len(hashes) > 4_000
+    (row, _) = batch.column(0).to_pylist()
+    assert row == (7 if place == "value" else {"a": 7} if place == "struct" else [*value.items()])
+
+
+def test_a_large_map_has_the_keys_that_it_had() -> None:
+    codec = MessagePackCodec(pa.schema({"v": pa.map_(pa.int64(), pa.string())}))
+    pairs = [(number, f"t{number}") for number in range(-500, 500)]
+    twice = b"\x81\xa1v\xde\x01\x2c" + b"".join(msgpack.packb(n % 299) + msgpack.packb(f"t{n}") for n in range(300))
+    rows = codec.decode([msgpack.packb({"v": dict(pairs)}), twice]).to_pylist()
+    assert rows == [{"v": pairs}, {"v": [(0, "t299"), *((n, f"t{n}") for n in range(1, 299))]}]
+    others = {"v": {number + 0.5: "" for number in range(300)}}
+    (bad,) = codec.decode_good([msgpack.packb(others)])[1]
+    assert "a map of 300 keys, one of which is a float" in bad.reason
+    (bad,) = codec.decode_good([msgpack.packb({"v": {f"{n}": "" for n in range(300)}})])[1]
+    assert "a str, and int64 is wanted" in bad.reason
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ is a choice, and recorded as a gap."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import KafkaSpout, KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
-from spouts.kafka.consumer.damaged_batches import Damage, damage_from, find_damage
+from spouts.kafka.consumer.damaged_batches import BatchProber, Damage, damage_from, find_damage
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -164,5 +165,6 @@ def test_where_damage_begins_and_ends(broker: Topics) -> None:
         assert find_damage(settings, "g", {f"{topic}/0": (0, 30) for topic in DAMAGED}) == expected
     assert find_damage(settings, "g", {"two/0": (12, 14)}) == {"two/0": (Damage(12, 15),)}
     assert find_damage(settings, "g", {"two/0": (15, 30), "row/0": (0, 5)}) == {}
-    assert [batch.next for batch in damage_from(settings, "g", ("row", 0), 7)] == [10, 15]
-    assert damage_from(settings, "g", ("row", 0), 15) == []
+    with closing(BatchProber(settings, "g")) as prober:
+        assert [batch.next for batch in damage_from(prober, ("row", 0), 7)] == [10, 15]
+        assert damage_from(prober, ("row", 0), 15) == []

@@ -3,6 +3,7 @@ so, so ``on_bad_record`` decides about them (ADR 136)."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,12 +14,13 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from framework import BaseBasicBolt, TopologyBuilder, submit
 from framework.clients.kafka_settings import KafkaSettings
-from framework.errors import DataLossError, RatchetError
+from framework.errors import DataLossError, RatchetError, RetryableError
 from framework.inspect.verify import verify
 from framework.topology import DEAD_LETTER_STREAM
 from sinks import DeadLetterTable, MemoryBackend, OpaqueMapState
 from spouts import KafkaSpout, TextCodec
-from spouts.kafka.consumer import native_range_consumer, range_consumer
+from spouts.kafka.consumer import damaged_batches, native_range_consumer, range_consumer
+from spouts.kafka.consumer.core_spout_consumer import KafkaTail
 from spouts.kafka.consumer.range_consumer import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.kafka_runs import KafkaRuns
@@ -123,6 +125,48 @@ def test_a_read_ends_before_one_that_follows_its_range(topics: Topics, name: str
         assert sorted(offset for each in chunks for offset in each.metadata("offset").to_pylist()) == [2, 7, 8]
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_core_spout_searches_for_a_few_at_a_time(
+    topics: Topics, name: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search for 100,000 of them, of 100 bytes each, stopped all rounds for minutes."""
+    monkeypatch.setattr(damaged_batches, "AT_ONCE_MAX", 3)
+    topics.create(name)
+    topics.send(name, [b"zero"])
+    for _ in range(8):
+        assert produce(topics.bootstrap_servers, name, ODD[0]) == 0
+    topics.send(name, [b"one"])
+    tail = KafkaTail(
+        KafkaSettings(topics.bootstrap_servers, {"reader": reader}),
+        name,
+        topics=(name,),
+        pattern=None,
+        start="earliest",
+        skip_lost=False,
+        task=0,
+        tasks=1,
+        takes_out=lambda topic: topic == name,
+    )
+    found: list[int] = []
+    try:
+
+        def is_complete() -> bool:
+            with contextlib.suppress(RetryableError):  # of a broker that has just started
+                for hear in (tail.hear, lambda: None):
+                    tail.look_up()
+                    assert len(tail._unreadable) <= 3
+                    hear()
+                chunk = tail.poll()
+                if chunk is not None:
+                    found.extend(chunk.metadata("offset").to_pylist())
+            return len(found) >= 10
+
+        wait_for(is_complete, what="ten records")
+    finally:
+        tail.close()
+    assert found == [0, *range(4, 33, 4), 33]
 
 
 _seen: dict[str, Counter[Any]] = {}
