@@ -47,6 +47,11 @@ STEP_TIMEOUT_S = 15.0
 #: How long a reader waits for an open kafka_txn. A live writer is faster; a slower writer loses its
 #: kafka_txn, and its attempt fails.
 OPEN_PATIENCE_S = 3.0
+#: Where the broker keeps a kafka_txn open that its coordinator has ended.
+_HANGS = (
+    ": the kafka_txn that began at offset {at} was ended, and the broker keeps it open. If this message stays, the broker has lost "
+    "its end: see 'A kafka_txn hangs' in docs/operating/recover.md of the repository"
+)
 #: The broker aborts the open kafka_txn of a dead writer after this time, unless settings= contain
 #: another ``transaction.timeout.ms``. A batch must be delivered within it.
 TRANSACTION_TIMEOUT_MS = 60_000
@@ -264,6 +269,7 @@ def _last_of_each_key(
     end = _end_of(where, errors, admin, deadline, IsolationLevel.READ_UNCOMMITTED)
     consumer = errors.made(lambda: Consumer(settings.consumer(topic)))
     last: dict[bytes | None, tuple[int, bytes]] = {}
+    ended: int | None = None  # where a kafka_txn began that was ended
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         position = 0
@@ -281,11 +287,14 @@ def _last_of_each_key(
                     low, _ = consumer.get_watermark_offsets(where, STEP_TIMEOUT_S)
                     consumer.assign([TopicPartition(topic, 0, low)])
             if time.monotonic() > deadline:
-                raise RetryableError(f"the markers in {topic!r} could not be read to offset {end} yet")
+                hangs = _HANGS.format(at=ended, topic=topic) if ended is not None and position <= ended else ""
+                raise RetryableError(f"the markers in {topic!r} could not be read to offset {end} yet{hangs}")
             if position < end and time.monotonic() > patience:
                 stable = _end_of(where, errors, admin, deadline, IsolationLevel.READ_COMMITTED)
-                if position >= stable < end:
-                    _end_open(settings, errors, TopicPartition(topic, 0, stable), topology_id, deadline)
+                blocking = TopicPartition(topic, 0, stable)
+                is_new = position >= stable < end and stable != ended
+                if is_new and _end_open(settings, errors, blocking, topology_id, deadline):
+                    ended = stable
     except KafkaException as error:
         raise errors.explain(error) from error
     finally:
@@ -295,11 +304,11 @@ def _last_of_each_key(
 
 def _end_open(
     settings: KafkaSettings, errors: ConnectionErrors, where: TopicPartition, topology_id: str, deadline: float
-) -> None:
+) -> bool:
     """End the kafka_txn that blocks the last stable offset, which is the offset of ``where``.
 
-    The record at that offset is the marker of this kafka_txn, and its key names the writer. Does
-    nothing if the writer belongs to another topology."""
+    The record at that offset is the marker of this kafka_txn, and its key names the writer. Returns
+    False if the writer belongs to another topology."""
     given = {**settings.consumer(where.topic), "isolation.level": "read_uncommitted"}
     consumer = errors.made(lambda: Consumer(given))
     try:
@@ -310,11 +319,13 @@ def _end_open(
     finally:
         consumer.close()
     if found is None or found.error() is not None:
-        return
+        return False
     topology, _, writer = (found.key() or b"").decode(errors="replace").partition("/")
-    if topology == topology_id and writer:
-        _log.info("kafka_txn.ended", topology=topology, writer=writer, reason="its writer left it open")
-        initialised(settings, errors, transactional_id_of(topology, writer))
+    if topology != topology_id or not writer:
+        return False
+    _log.info("kafka_txn.ended", topology=topology, writer=writer, reason="its writer left it open")
+    initialised(settings, errors, transactional_id_of(topology, writer))
+    return True
 
 
 def _end_of(

@@ -319,6 +319,26 @@ def test_a_kafka_txn_of_another_topology_is_not_ended_but_waited_for(
 
 
 @pytest.mark.rule("C25")
+def test_a_kafka_txn_that_the_broker_keeps_open_is_named_and_ended_once(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that was killed may say that it has ended a kafka_txn, and may never write that to
+    the topic: no producer can end it then."""
+    markers = topics.create(f"ratchet-markers-{name}")
+    open_one = left_open(topics, topics.create(name), name, "sink/0")
+    ended: list[str] = []
+    monkeypatch.setattr(kafka_markers, "initialised", lambda settings, errors, its_id: ended.append(its_id))
+    monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 5.0)  # also a slow machine's broker answers in this time
+    monkeypatch.setattr(kafka_markers, "OPEN_PATIENCE_S", 0.0)
+    with pytest.raises(
+        RetryableError, match=r"offset 1 yet: the kafka_txn that began at offset 0 was ended, and .* open"
+    ):
+        read_markers(KafkaSettings(topics.bootstrap_servers, None), markers, name)
+    assert len(ended) == 1
+    open_one.commit_transaction(PATIENCE_S)
+
+
+@pytest.mark.rule("C25")
 def test_reading_markers_from_a_silent_broker_is_retryable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_markers, "STEP_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RetryableError, match="127.0.0.1"):
