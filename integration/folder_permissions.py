@@ -26,24 +26,30 @@ def open_folder() -> Iterator[Path]:
 def check_owner(folder: Path) -> None:
     """Raise ``ServerError`` for a folder of servers that another user may replace, such as
     ``.ratchet`` in ``/tmp`` if that user has made it: they could write the settings of the servers,
-    and run code as this user. Whoever owns the current folder is only warned of."""
+    and run code as this user. Log only a warning if that user owns the current folder, too."""
     others = replaceable_by_others(folder)
-    if others is not None and not _current_folder().is_relative_to(others):
+    if others is None:
+        return
+    if not _current_folder().is_relative_to(others):
         raise ServerError(
             f"{folder}: another user may replace what is in {others}, and run code as this one; give another folder"
         )
-    warn_of_others(folder)
+    _warn(folder, others)
 
 
 def warn_of_others(folder: Path) -> None:
     """Log a warning if another user may replace what is in a folder."""
     others = replaceable_by_others(folder)
     if others is not None:
-        _log.warning(
-            "servers.folder_of_others",
-            folder=str(folder),
-            advice=f"another user may replace what is in {others}, and run code as this one: give a folder of this user's",
-        )
+        _warn(folder, others)
+
+
+def _warn(folder: Path, others: Path) -> None:
+    _log.warning(
+        "servers.folder_of_others",
+        folder=str(folder),
+        advice=f"another user may replace what is in {others}, and run code as this one: give a folder of this user's",
+    )
 
 
 def _current_folder() -> Path:

@@ -15,7 +15,7 @@ from spouts.codecs.bad_records import BadRecord
 from spouts.codecs.codec import PerValueCodec, Values, joined
 from spouts.codecs.encoding_codec import ColumnEncodingCodec
 from spouts.codecs.protobuf_columns import CELLS_MAX, CELLS_PER_BYTE, Columns, spread
-from spouts.codecs.protobuf_map_keys import MapKeys
+from spouts.codecs.protobuf_map_key_collisions import MapKeys
 from spouts.codecs.protobuf_memory_limit import ParsedSize
 from spouts.codecs.protobuf_required_fields import check_required
 from spouts.codecs.protobuf_schema import Files, arrow_schema, file_set, imported

@@ -36,6 +36,7 @@ from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, PLACED_AGAIN_MAX, DamagedBatch, is_unreadable
+from spouts.kafka.consumer.decompression_failures import UnreadableBatches, unreadable_chunk
 from spouts.kafka.consumer.range_consumer import (
     Range,
     damaged,
@@ -47,7 +48,6 @@ from spouts.kafka.consumer.range_consumer import (
     silent,
 )
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
-from spouts.kafka.consumer.unreadable_batches import UnreadableBatches, unreadable_chunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import METADATA_TYPES, Parts
 

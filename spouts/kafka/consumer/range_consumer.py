@@ -39,8 +39,8 @@ from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.adaptive_fetch_size import LARGE_BYTES, FetchPace
 from spouts.kafka.consumer.consumer_seek import Assignment, placed
 from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, PLACED_AGAIN_MAX, DamagedBatch, is_unreadable
+from spouts.kafka.consumer.decompression_failures import UnreadableBatches, unreadable_chunk
 from spouts.kafka.consumer.record_chunk import ColumnChunk, MessageChunk
-from spouts.kafka.consumer.unreadable_batches import UnreadableBatches, unreadable_chunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import EVERYTHING, Parts
 

@@ -23,7 +23,7 @@ from google.protobuf.type_pb2 import Option
 from framework.errors import ConfigError, TopologyError
 from integration import RegistryServer
 from spouts import ProtobufCodec, RegistryJsonCodec, RegistryProtobufCodec, UndecodableValueError
-from spouts.codecs import protobuf_columns, protobuf_map_keys, protobuf_memory_limit
+from spouts.codecs import protobuf_columns, protobuf_map_key_collisions, protobuf_memory_limit
 from spouts.codecs.codec import Codec
 from spouts.codecs.protobuf import ProtobufDecoder
 from tests.kit.protobuf import EVERYTHING, KINDS, NUMBERS, classes, field, file_of, map_of, message, serialized, set_of
@@ -460,7 +460,7 @@ def test_such_keys_are_found_wherever_the_parser_puts_them_together(place: str) 
         "named": lambda: keyed(named={"a": inner}).SerializeToString(),
         "merged": lambda: b"".join(keyed(one={"uint64": {each: 1}}).SerializeToString() for each in FOLDED),
     }[place]()
-    keys = protobuf_map_keys.MapKeys(keyed.DESCRIPTOR)
+    keys = protobuf_map_key_collisions.MapKeys(keyed.DESCRIPTOR)
     with pytest.raises(ValueError, match="were chosen so that they collide"):
         keys.check(made)
     keys.check(made[: len(made) // 4])
