@@ -186,7 +186,7 @@ def test_an_error_of_a_client_alone_ends_no_read_that_may_succeed(reader: str, m
             monkeypatch.setattr(session._consumer, "poll", lambda: ([(error, None, -1)], False))
             session._serve()
         else:
-            session._event(ClientMessage(error), {})  # type: ignore[arg-type]
+            session._hear(ClientMessage(error), {})  # type: ignore[arg-type]
 
     meet(KafkaError(KafkaError._AUTHENTICATION, "FindCoordinator response error: Local: Authentication failure"))
     assert session._errors.reason() == " (FindCoordinator response error: Local: Authentication failure)"

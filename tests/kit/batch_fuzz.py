@@ -22,7 +22,8 @@ from integration import EmbeddedServers
 from integration.folder_permissions import open_folder
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
-from spouts.kafka.consumer.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer.range_consumer import KafkaSession
+from spouts.kafka.consumer.range_session import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.fuzzing import Counts, go_on
 from tests.kit.topics import Topics

@@ -1,5 +1,5 @@
-"""Sessions that read into Arrow columns, by the compiled part of the spouts. They implement
-``spouts.kafka.consumer.range_consumer``, with the same invariants and errors.
+"""Sessions that read into Arrow columns, by the compiled part of the spouts, with the invariants
+and errors of ``spouts.kafka.consumer.range_consumer``.
 
 The difference: every partition has a queue of its own in librdkafka. So a record beyond a range
 stays in its queue for the next range (invariant 3), and partitions that are read one after the
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,27 +27,17 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.consumer_close_timeout import close_in_time
 from framework.clients.kafka_errors import kafka_error
-from framework.clients.kafka_settings import QUEUES_MAX, ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import QUEUES_MAX, KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
 from framework.errors import ConfigError, InvariantViolation
 from spouts.compiled import NotCompiledError, native
 from spouts.kafka.consumer import range_consumer as limits
-from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
-from spouts.kafka.consumer.consumer_seek import Assignment, placed
-from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, PLACED_AGAIN_MAX, DamagedBatch, is_unreadable
-from spouts.kafka.consumer.decompression_failures import UnreadableBatches, unreadable_chunk
-from spouts.kafka.consumer.range_consumer import (
-    Range,
-    damaged,
-    elsewhere,
-    fails,
-    not_in_log,
-    records_of,
-    replaced,
-    silent,
-)
+from spouts.kafka.consumer.consumer_seek import Assignment
+from spouts.kafka.consumer.decompression_failures import unreadable_chunk
+from spouts.kafka.consumer.range_consumer import silent
+from spouts.kafka.consumer.range_session import Assigned, Range, RangeSession, fails, records_of, replaced
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
-from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
+from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_deserialization import METADATA_TYPES, Parts
 
 #: The most bytes of values, keys and headers in one chunk.
@@ -173,41 +162,14 @@ def queues_for(partitions: int) -> int:
     return max(QUEUES_MIN, 1 << (partitions - 1).bit_length())
 
 
-@dataclass(slots=True)
-class _Assigned:
-    """A partition of a consumer.
-
-    * ``wanted``: the current or last range.
-    * ``resume``: every record from this offset on is still to come.
-    * ``is_fresh``: it was assigned in this read.
-    * ``placed_again``: how often this read has repositioned the consumer."""
-
-    resume: int
-    wanted: Range
-    _: KW_ONLY
-    is_fresh: bool = True
-    placed_again: int = 0
-    damaged_read: int = 0
-    end_seen: int = -1
-
-
-class NativeSession:
-    """One consumer with its positions."""
+class NativeSession(RangeSession[Assigned]):
+    """Reads into columns."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
         reason = why_not_native()
         if reason is not None:
             raise ConfigError(f"Kafka cannot be read natively: {reason}")
-        self._settings = settings
-        self._group = group
-        self._where = settings.bootstrap_servers
-        self._errors = ConnectionErrors(self._where)
-        self._assigned: dict[TopicPartition, _Assigned] = {}
-        self._pace = FetchPace()
-        self._check_alive: Callable[[], None] = lambda: None
-        self._takes_out: Callable[[str], bool] = fails
-        self._unreadable = UnreadableBatches(settings, group)
-        self._kept: set[TopicPartition] = set()  # keep their position although the read failed
+        super().__init__(settings, group)
         self._open(QUEUES_MIN)
 
     def read(
@@ -235,23 +197,6 @@ class NativeSession:
             self._open_anew(queues_for(together))
         yield from self._read_groups(wanted, list(wanted), together, parts)
 
-    def connect(self) -> None:
-        """Open the connections that the first read needs."""
-        try:
-            self._assignment.look_up()
-        except KafkaException as error:
-            self._consumer.poll()
-            raise self._errors.explain(error) from error
-
-    def rest(self) -> None:
-        """Stop fetching until the next read, which assigns its partitions again."""
-        self._unassign(list(self._assigned))
-        self._unreadable.close()
-
-    def close(self) -> None:
-        self._unreadable.close()
-        self._consumer.close()
-
     # --- inside -----------------------------------------------------------------------------------
 
     def _open(self, queues: int) -> None:
@@ -263,6 +208,12 @@ class NativeSession:
         # set only now: if no new consumer can be made, the old one continues with its own
         self._queues = queues
         self._assignment = Assignment(self._consumer)
+
+    def _begun(self, wanted: Range) -> Assigned:
+        return Assigned(wanted.first, wanted)
+
+    def _take_reports(self) -> None:
+        self._consumer.poll()
 
     def _open_anew(self, queues: int) -> None:
         former = self._consumer
@@ -380,14 +331,6 @@ class NativeSession:
         assigned = self._assigned[tp]
         return position >= assigned.wanted.end or assigned.end_seen >= assigned.wanted.end
 
-    def _is_confirmed(self, tp: TopicPartition, position: int) -> bool:
-        """As the method of ``range_consumer``."""
-        assigned = self._assigned[tp]
-        if position > assigned.wanted.first or assigned.is_fresh:
-            return True
-        self._assign({tp: assigned.wanted})
-        return False
-
     def _serve(self) -> None:
         """Handle events that belong to no partition. Raises their error."""
         for error, topic, number in self._consumer.poll()[0]:
@@ -395,77 +338,6 @@ class NativeSession:
                 self._errors.heard(error)
             elif error.code() != KafkaError._PARTITION_EOF:
                 raise kafka_error(error, f"partition {topic}/{number}")
-
-    def _event(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> DamagedBatch | None:
-        """Handle an event of a partition that has been read up to ``position``. Returns a batch
-        that the read passes over."""
-        assigned = self._assigned[tp]
-        if error.code() == KafkaError._PARTITION_EOF:
-            assigned.end_seen = max(assigned.end_seen, offset)
-            return None
-        if error.code() in DAMAGED:
-            return self._damaged(tp, position, error, offset)
-        is_elsewhere = error.code() in NOT_IN_LOG and 0 <= offset != position
-        if is_elsewhere or not assigned.is_fresh:
-            # The consumer had another position, or the event stems from an earlier read: position
-            # it again.
-            if assigned.placed_again == PLACED_AGAIN_MAX:
-                raise elsewhere(tp, position, offset)
-            self._assign({tp: assigned.wanted.rest(position)})
-            self._assigned[tp].placed_again = assigned.placed_again + 1
-        elif error.code() in NOT_IN_LOG:
-            raise not_in_log(tp, position, error)
-        else:
-            raise kafka_error(error, f"partition {partition_id(*tp)}")
-        return None
-
-    def _damaged(self, tp: TopicPartition, position: int, error: KafkaError, offset: int) -> DamagedBatch | None:
-        """As the method of ``range_consumer``. Returns a batch that the read passes over."""
-        assigned, at = self._assigned[tp], max(position, offset)
-        if at >= assigned.wanted.end:
-            assigned.end_seen, assigned.resume = at, limits.NEVER
-            return None
-        if is_unreadable(error) and self._takes_out(tp[0]):
-            found = self._unreadable.at(tp, at)
-            if found is not None:
-                self._assign({tp: assigned.wanted.rest(found.next)})
-                return found
-        if assigned.damaged_read >= limits.DAMAGED_READ_MAX - 1:
-            raise damaged(tp, at, error)
-        # the batch may have been damaged only in transit
-        self._assign({tp: assigned.wanted.rest(position)})
-        self._assigned[tp].damaged_read = assigned.damaged_read + 1
-        return None
-
-    def _position(self, ranges: Mapping[TopicPartition, Range]) -> None:
-        """Ensure that every record from the ranges' first offsets on is still to come."""
-        unplaced = {}
-        for tp, wanted in ranges.items():
-            assigned = self._assigned.get(tp)
-            if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
-                assigned.wanted, assigned.resume, assigned.is_fresh = wanted, wanted.first, False
-                assigned.placed_again = assigned.damaged_read = 0
-            else:
-                unplaced[tp] = wanted
-        if unplaced:
-            self._assign(unplaced)
-
-    def _assign(self, ranges: Mapping[TopicPartition, Range]) -> None:
-        """Start at the ranges' first offsets. Drops all records fetched before."""
-        self._unassign(list(ranges))
-        try:
-            self._assignment.begin([placed(tp, each.first, each.leader_epoch) for tp, each in ranges.items()])
-        except KafkaException as error:
-            raise kafka_error(error, f"Kafka at {self._where}") from error
-        for tp, wanted in ranges.items():
-            self._assigned[tp] = _Assigned(wanted.first, wanted)
-
-    def _unassign(self, gone: list[TopicPartition]) -> None:
-        known = [tp for tp in gone if tp in self._assigned]
-        if known:
-            for tp in known:
-                del self._assigned[tp]
-            self._consumer.incremental_unassign([ClientPartition(*tp) for tp in known])
 
 
 class ChunkBuilder:

@@ -21,25 +21,23 @@ Invariants:
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka import TopicPartition as ClientPartition
 
 from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_errors import kafka_error
-from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
+from framework.clients.kafka_settings import KafkaSettings
 from framework.clients.kafka_stall_detection import Traffic
-from framework.errors import DataLossError, RetryableError
-from spouts.kafka.consumer.adaptive_fetch_size import LARGE_BYTES, FetchPace
-from spouts.kafka.consumer.consumer_seek import Assignment, placed
-from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, PLACED_AGAIN_MAX, DamagedBatch, is_unreadable
-from spouts.kafka.consumer.decompression_failures import UnreadableBatches, unreadable_chunk
+from framework.errors import RetryableError
+from spouts.kafka.consumer.adaptive_fetch_size import LARGE_BYTES
+from spouts.kafka.consumer.consumer_seek import Assignment
+from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, DamagedBatch
+from spouts.kafka.consumer.decompression_failures import unreadable_chunk
+from spouts.kafka.consumer.range_session import Assigned, Range, RangeSession, fails, records_of, replaced
 from spouts.kafka.consumer.record_chunk import ColumnChunk, MessageChunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import EVERYTHING, Parts
@@ -48,8 +46,6 @@ from spouts.kafka.record_deserialization import EVERYTHING, Parts
 CHUNK_RECORDS = 50_000
 #: A task reads as many partitions concurrently as have about this many records in total.
 SIDE_BY_SIDE_RECORDS_MAX = 20_000
-#: Up to this many records before a range are read and dropped; for more, a seek is cheaper.
-SKIP_RECORDS_MAX = 5_000
 #: A partition without progress for this long fails the attempt. The replay waits longer, and
 #: fetches less per request (``FetchPace``).
 SILENCE_MAX_S = 10.0
@@ -58,75 +54,22 @@ QUIET_S = 0.5
 #: About the most bytes of records that are kept for later ranges. Beyond it, partitions that are
 #: not read now are fetched again later.
 AHEAD_BYTES_MAX = 64 << 20
-#: Of a consumer that has lost its position: the next read places it again.
-NEVER = sys.maxsize
 _POLL_S = 0.05
 #: The size that a record is expected to have before one was read.
 _FIRST_RECORD_BYTES = 16 << 10
-#: How often a damaged batch is read, since it may have been damaged only in transit.
-DAMAGED_READ_MAX = 2
-
-
-class Range(NamedTuple):
-    """A half-open range of offsets.
-
-    * ``leader_epoch``: the epoch in which ``first`` was in the log. With it, the broker reports if
-      the log was truncated and has grown again.
-    * ``end_epoch``: the same for ``end``. Every record of the range was written in this epoch or
-      before.
-    * ``topic_id``: the planned topic. Records fetched from another topic of this name must not be
-      used."""
-
-    first: int
-    end: int
-    leader_epoch: int | None = None
-    topic_id: str | None = None
-    end_epoch: int | None = None
-
-    def of_same_log(self, other: Range) -> bool:
-        """Whether records fetched for ``other`` can serve this range. An unknown end epoch is
-        accepted."""
-        return self.topic_id == other.topic_id and self.end_epoch in (None, other.end_epoch)
-
-    def follows(self, former: Range, resume: int) -> bool:
-        """Whether a consumer that has read ``former``, and can still deliver every record from
-        ``resume`` on, can continue with this range. Otherwise a seek is needed, or cheaper."""
-        return resume <= self.first <= resume + SKIP_RECORDS_MAX and self.of_same_log(former)
-
-    def rest(self, position: int) -> Range:
-        """The rest of the range from ``position`` on. The epoch of the end is valid for every
-        offset in between."""
-        return self if position == self.first else self._replace(first=position, leader_epoch=self.end_epoch)
 
 
 @dataclass(slots=True)
-class _Assigned:
-    """A partition of a consumer.
+class _Assigned(Assigned):
+    """A partition of a consumer. ``ahead``: records of later ranges, from ``resume`` on.
+    ``ahead_bytes``: of their values."""
 
-    * ``wanted``: the current or last range.
-    * ``resume``: every record from this offset on is in ``ahead`` or still to come.
-    * ``ahead_bytes``: of the values in ``ahead``.
-    * ``is_fresh``: it was assigned in this read.
-    * ``placed_again``: how often this read has repositioned the consumer."""
-
-    resume: int
-    wanted: Range
-    _: KW_ONLY
     ahead: list[Message] = field(default_factory=list)
     ahead_bytes: int = 0
-    is_fresh: bool = True
-    placed_again: int = 0
-    damaged_read: int = 0
-    end_seen: int = -1
 
 
 #: Yields the chunks of a read; returns the remaining ranges.
 _Reading = Generator[MessageChunk | ColumnChunk, None, dict[TopicPartition, Range]]
-
-
-def records_of(ranges: Mapping[TopicPartition, Range]) -> int:
-    """How many records these ranges have at most."""
-    return sum(each.end - each.first for each in ranges.values())
 
 
 def read_together(ranges: Mapping[TopicPartition, Range]) -> dict[TopicPartition, Range]:
@@ -148,27 +91,14 @@ def read_together(ranges: Mapping[TopicPartition, Range]) -> dict[TopicPartition
     return found
 
 
-def fails(topic: str) -> bool:
-    """The policy for a topic of which no record may be left out."""
-    return False
-
-
-class KafkaSession:
-    """One consumer with its positions."""
+class KafkaSession(RangeSession[_Assigned]):
+    """Reads message by message."""
 
     def __init__(self, settings: KafkaSettings, group: str) -> None:
-        self._where = settings.bootstrap_servers
-        self._settings, self._group = settings, group
-        self._errors = ConnectionErrors(self._where)
-        self._pace = FetchPace()
+        super().__init__(settings, group)
         self._record_bytes = _FIRST_RECORD_BYTES  # of the last records, on average
-        self._check_alive: Callable[[], None] = lambda: None
-        self._takes_out: Callable[[str], bool] = fails
-        self._unreadable = UnreadableBatches(settings, group)
         self._passed: dict[TopicPartition, DamagedBatch] = {}  # unreadable batches that were just found
-        self._kept: set[TopicPartition] = set()  # keep their position although the read failed
         self._open()
-        self._assigned: dict[TopicPartition, _Assigned] = {}
 
     def read(
         self,
@@ -225,22 +155,6 @@ class KafkaSession:
                 yield _sorted_chunk(records)
                 records, size = [], 0
 
-    def connect(self) -> None:
-        """Open the connections that the first read needs."""
-        try:
-            self._assignment.look_up()
-        except KafkaException as error:
-            raise self._errors.explain(error) from error
-
-    def rest(self) -> None:
-        """Stop fetching until the next read, which assigns its partitions again."""
-        self._unassign(list(self._assigned))
-        self._unreadable.close()
-
-    def close(self) -> None:
-        self._unreadable.close()
-        self._consumer.close()
-
     def _open_anew(self) -> None:
         former = self._consumer
         self._open()
@@ -278,8 +192,8 @@ class KafkaSession:
     def _until_complete(self, ranges: Mapping[TopicPartition, Range], at_once: bool) -> _Reading:
         open_ranges = dict(ranges)
         position = {tp: each.first for tp, each in ranges.items()}
+        self._position(ranges)
         for tp, each in ranges.items():
-            self._position(tp, each)
             early = self._take_ahead(tp, each)
             if early:
                 position[tp] = early[-1].offset() + 1
@@ -330,17 +244,6 @@ class KafkaSession:
             untouched = {tp for tp, each in ranges.items() if position[tp] == each.first}
             self._kept = {tp for tp in untouched & self._assigned.keys() if not self._assigned[tp].ahead}
             raise
-
-    def _is_confirmed(self, tp: TopicPartition, position: int) -> bool:
-        """Whether a consumer that has a record or an end beyond ``position`` has all records before
-        it. If it has none of the range, and has read on from an earlier range, it may have missed
-        records, because a producer can make a batch with false offsets (``SECURITY.md``): then it
-        is placed at the range."""
-        assigned = self._assigned[tp]
-        if position > assigned.wanted.first or assigned.is_fresh:
-            return True
-        self._assign(tp, assigned.wanted)
-        return False
 
     def _pass_over(
         self, open_ranges: Mapping[TopicPartition, Range], position: dict[TopicPartition, int]
@@ -419,88 +322,31 @@ class KafkaSession:
                 records.append(message)
                 continue
             assigned = self._assigned.get(tp)
-            self._event(message, position)
+            self._hear(message, position)
             if self._assigned.get(tp) is not assigned:
                 elsewhere.add(tp)
         return records
 
-    def _event(self, message: Message, position: Mapping[TopicPartition, int]) -> None:
+    def _hear(self, message: Message, position: Mapping[TopicPartition, int]) -> None:
+        """Handle an event. Notes an unreadable batch in ``_passed``."""
         error, tp = message.error(), (message.topic(), message.partition())
+        offset = message.offset() if message.offset() is not None else -1
+        assigned = self._assigned.get(tp)
         if tp[0] is None:
             self._errors.heard(error)
-            return
-        assigned = self._assigned.get(tp)
-        if error.code() == KafkaError._PARTITION_EOF:
-            if assigned is not None:
-                assigned.end_seen = max(assigned.end_seen, message.offset())
-            return
-        if error.code() in NOT_IN_LOG:
-            self._out_of_range(tp, message, position)
-        elif error.code() in DAMAGED:
-            self._damaged(tp, message, position)
-        elif error.fatal() or not error.retriable():
+        elif assigned is not None and tp in position:
+            found = self._event(tp, position[tp], error, offset)
+            if found is not None:
+                self._passed[tp] = found
+        elif assigned is not None and error.code() == KafkaError._PARTITION_EOF:
+            assigned.end_seen = max(assigned.end_seen, offset)
+        elif error.code() in NOT_IN_LOG or error.code() in DAMAGED:
+            self._unassign([tp])
+        elif error.code() != KafkaError._PARTITION_EOF and (error.fatal() or not error.retriable()):
             raise kafka_error(error, f"partition {partition_id(*tp)}")
 
-    def _damaged(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
-        """Handle a damaged batch: read it once more. If it still is damaged, continues after it
-        where its producer made it so and its records may be left out; otherwise raises
-        ``DataLossError``."""
-        assigned = self._assigned.get(tp)
-        if tp not in position or assigned is None:
-            self._unassign([tp])
-            return
-        at, error = max(position[tp], message.offset() or 0), message.error()
-        if at >= assigned.wanted.end:
-            assigned.end_seen, assigned.resume = at, NEVER
-            return
-        if is_unreadable(error) and self._takes_out(tp[0]):
-            found = self._unreadable.at(tp, at)
-            if found is not None:
-                self._assign(tp, assigned.wanted.rest(found.next))
-                self._passed[tp] = found
-                return
-        if assigned.damaged_read >= DAMAGED_READ_MAX - 1:
-            raise damaged(tp, at, error)
-        self._assign(tp, assigned.wanted.rest(position[tp]))
-        self._assigned[tp].damaged_read = assigned.damaged_read + 1
-
-    def _out_of_range(self, tp: TopicPartition, message: Message, position: Mapping[TopicPartition, int]) -> None:
-        """Handle an offset that is not in the log. Raises ``DataLossError`` if it is the wanted
-        offset.
-
-        Otherwise the consumer had another position: ahead of the range, or at the end of an earlier
-        range. librdkafka reports that late. So an event is not believed if the consumer has read on
-        from an earlier range: the partition is placed again."""
-        assigned, offset = self._assigned.get(tp), message.offset()
-        if tp not in position or assigned is None:
-            self._unassign([tp])
-        elif not assigned.is_fresh or (offset is not None and offset >= 0 and offset != position[tp]):
-            if assigned.placed_again == PLACED_AGAIN_MAX:
-                raise elsewhere(tp, position[tp], offset)
-            self._assign(tp, assigned.wanted.rest(position[tp]))
-            self._assigned[tp].placed_again = assigned.placed_again + 1
-        else:
-            raise not_in_log(tp, position[tp], message.error())
-
-    def _position(self, tp: TopicPartition, wanted: Range) -> None:
-        """Ensure that every record from the range's first offset on is in ``ahead`` or still to
-        come."""
-        assigned = self._assigned.get(tp)
-        if assigned is not None and wanted.follows(assigned.wanted, assigned.resume):
-            assigned.wanted, assigned.is_fresh = wanted, False
-            assigned.placed_again = assigned.damaged_read = 0
-        else:
-            self._assign(tp, wanted)
-
-    def _assign(self, tp: TopicPartition, wanted: Range) -> None:
-        """Start at the range's first offset. Drops all records fetched before."""
-        self._unassign([tp])
-        first = wanted.first
-        try:
-            self._assignment.begin([placed(tp, first, wanted.leader_epoch)])
-        except KafkaException as error:
-            raise kafka_error(error, f"Kafka at {self._where}") from error
-        self._assigned[tp] = _Assigned(first, wanted)
+    def _begun(self, wanted: Range) -> _Assigned:
+        return _Assigned(wanted.first, wanted)
 
     def _take_ahead(self, tp: TopicPartition, wanted: Range) -> list[Message]:
         """Records of the range that an earlier read has already received."""
@@ -510,16 +356,8 @@ class KafkaSession:
             return []
         assigned.ahead = [message for message in assigned.ahead if message.offset() >= wanted.end]
         assigned.ahead_bytes = sum(map(len, assigned.ahead))
-        assigned.resume = max(assigned.resume, wanted.first)
         _check_epochs(tp, wanted, taken)
         return taken
-
-    def _unassign(self, gone: list[TopicPartition]) -> None:
-        known = [tp for tp in gone if tp in self._assigned]
-        if known:
-            self._consumer.incremental_unassign([ClientPartition(topic, partition) for topic, partition in known])
-            for tp in known:
-                del self._assigned[tp]
 
 
 def _sorted_chunk(records: list[Message]) -> MessageChunk:
@@ -542,49 +380,4 @@ def silent(tp: TopicPartition, position: int, wanted: Range, reason: str) -> Ret
     return RetryableError(
         f"partition {partition_id(*tp)} delivered nothing for {SILENCE_MAX_S:g} s or more, at offset {position} of a range to "
         f"{wanted.end}{reason}"
-    )
-
-
-def elsewhere(tp: TopicPartition, position: int, offset: int) -> RetryableError:
-    """The error for a consumer that is not at its position after several assignments."""
-    return RetryableError(
-        f"partition {partition_id(*tp)}: the consumer was placed at offset {position} {PLACED_AGAIN_MAX} times, and says of "
-        f"offset {offset} that it is not in the log; the next attempt begins with another position"
-    )
-
-
-def not_in_log(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
-    """The error for a wanted offset that is not in the log."""
-    return DataLossError(
-        f"partition {partition_id(*tp)} no longer holds offset {position} as it was: {error.str()}. "
-        "Retention removed it, the log was truncated, or the topic was created again"
-    )
-
-
-def damage(tp: TopicPartition, position: int, text: str, *, made_so: bool) -> str:
-    """The reason why a batch in its leader's log cannot be read. ``text``: of the consumer's
-    error. ``made_so``: whether its producer is the reason."""
-    batch = f"partition {partition_id(*tp)}: the batch that holds offset {position}"
-    if not made_so:
-        return f"{batch} is damaged in the broker's log: {text}"
-    return (
-        f"{batch} cannot be decompressed: {text}. Its checksum is right, so its producer made it so; "
-        "on_bad_record='dead_letter' or 'skip' would leave it out"
-    )
-
-
-def damaged(tp: TopicPartition, position: int, error: KafkaError) -> DataLossError:
-    """The error for a damaged batch at the wanted offset in its leader's log."""
-    made_so = is_unreadable(error)
-    advice = "on_data_loss='skip' of an opaque spout goes on after the batch and records the gap"
-    if not made_so:
-        advice = f"restore it from another replica, by another leader; {advice}"
-    return DataLossError(f"{damage(tp, position, error.str(), made_so=made_so)}; {advice}")
-
-
-def replaced(tp: TopicPartition, wanted: Range, offset: int, leader_epoch: int) -> DataLossError:
-    """The error for a record at ``offset`` that was written after the range was planned."""
-    return DataLossError(
-        f"partition {partition_id(*tp)} holds another record at offset {offset} than when it was planned (of leader "
-        f"epoch {leader_epoch}, and the plan is of {wanted.end_epoch}): the log was truncated and has grown again"
     )

@@ -20,6 +20,7 @@ from spouts import KafkaSpout
 from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
+from spouts.kafka.consumer.damaged_batches import NOT_IN_LOG
 from spouts.kafka.consumer.native_range_consumer import QUEUES_MIN, NativeConsumer, why_not_native
 from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.group_offsets import GroupOffsets
@@ -225,7 +226,7 @@ def test_an_offset_that_is_not_in_the_log_is_an_event_after_the_records_before_i
 
     wait_for(both)
     assert [(each.tp, each.offset) for each in events] == [((name, 0), 500)]
-    assert events[0].error.code() in native_range_consumer.NOT_IN_LOG
+    assert events[0].error.code() in NOT_IN_LOG
 
 
 @pytest.mark.slow

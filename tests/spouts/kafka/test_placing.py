@@ -13,7 +13,8 @@ from framework.errors import DataLossError, RetryableError
 from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.damaged_batches import PLACED_AGAIN_MAX
 from spouts.kafka.consumer.native_range_consumer import NativeSession
-from spouts.kafka.consumer.range_consumer import KafkaSession, Range
+from spouts.kafka.consumer.range_consumer import KafkaSession
+from spouts.kafka.consumer.range_session import Range
 
 TP = ("orders", 3)
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET
@@ -32,21 +33,11 @@ class Placed:
         self.begin(Range(10, 20))
 
     def begin(self, wanted: Range) -> None:
-        if isinstance(self.session, NativeSession):
-            self.session._position({TP: wanted})
-        else:
-            self.session._position(TP, wanted)
+        self.session._position({TP: wanted})
 
     def hear(self, position: int, offset: int) -> None:
         """An event: ``offset`` is not in the log; the read is at ``position``."""
-        error = KafkaError(OUT_OF_RANGE)
-        if isinstance(self.session, NativeSession):
-            self.session._event(TP, position, error, offset)
-        else:
-            message = SimpleNamespace(
-                error=lambda: error, topic=lambda: TP[0], partition=lambda: TP[1], offset=lambda: offset
-            )
-            self.session._event(message, {TP: position})
+        self.session._event(TP, position, KafkaError(OUT_OF_RANGE), offset)
 
 
 @pytest.fixture(params=[NativeSession, KafkaSession], ids=["native", "python"])
