@@ -406,12 +406,19 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
             return super().key_parameter(column, value)
         return _readable(pa.chunked_array([pa.array([value], declared)])).cast(pa.string())[0].as_py()
 
-    def held_value(self, name: str, value: Any) -> Any:
-        declared = self.schema.field(name).type
-        if isinstance(value, str) and pa.types.is_temporal(declared) and not pa.types.is_duration(declared):
-            with suppress(ValueError):
-                value = restored(value, declared)
-        return super().held_value(name, value)
+    def held_form(self, name: str) -> Callable[[Any], Any]:
+        """Also of times that are returned as texts."""
+        declared, form = self.schema.field(name).type, super().held_form(name)
+        if not pa.types.is_temporal(declared) or pa.types.is_duration(declared):
+            return form
+
+        def converted(value: Any) -> Any:
+            if isinstance(value, str):
+                with suppress(ValueError):
+                    value = restored(value, declared)
+            return form(value)
+
+        return converted
 
     def _misread(self, column: Column, declared: pa.DataType) -> str:
         types = pa.types
@@ -423,10 +430,19 @@ class PostgresTable(PostgresTableBase, RebuildableTable):
 
     def _marked(self, column: Column) -> str:
         """With the type of the column, which the parameter may not have."""
-        if is_text(self.schema.field(column.name).type):
-            return self.dialect.mark
+        return self.dialect.mark if is_text(self.schema.field(column.name).type) else self._typed(column)
+
+    def _typed(self, column: Column) -> str:
         kind = _DIGITS.sub("", column.kind).replace("%", "%%")
         return f"{self.dialect.mark}::{'bpchar' if kind == 'character' else kind}"
+
+    def among(self, columns: Sequence[Column], count: int, also: str) -> str:
+        """Keys of several columns are joined. PostgreSQL would compare each row with each of them,
+        if its statistics are too old to choose the index."""
+        if len(columns) == 1:
+            return super().among(columns, count, also)
+        row = f"({', '.join(map(self._typed, columns))})"
+        return f"{also} AND ({self._list([each.name for each in columns])}) IN (VALUES {', '.join([row] * count)})"
 
     def _like_model(self, connection: Any) -> list[str]:
         return [f"CREATE TABLE {self._at(self._table)} (LIKE {self._at(self._model)} INCLUDING ALL)"]

@@ -11,7 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from framework.errors import MovedOnError
@@ -20,7 +21,7 @@ from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.rows.table_definition import EXISTED, TXID
 from sinks.rows.transactional_table import RowTable
 
-#: Keys per SELECT. A condition of more alternatives is too deep for SQLite.
+#: Keys of several columns per SELECT: a condition of more alternatives is too deep for SQLite.
 KEYS_PER_SELECT = 300
 
 Key = tuple[Any, ...]
@@ -86,8 +87,14 @@ class RowSnapshot:
 
     def stamped(self, keys: Sequence[Key]) -> set[Key]:
         """Those of these keys that ``stamped_keys`` gives."""
-        found = (self._looked_up(self.table._table, some) for some in pages_of(keys, KEYS_PER_SELECT))
-        return {key for some in found for key, row in some.items() if self._stamp is None or row.stamp is not None}
+        table, found = self.table, set[Key]()
+        parts = ", ".join(self._expressions(table._table, table._by_key().key))
+        of_ours = f"{table._q(self._stamp)} IS NOT NULL" if self._stamp is not None else "TRUE"
+        for some in self._selects(keys):
+            where, given = self._having(some)
+            query = f"SELECT {parts} FROM {table._at(table._table)} WHERE {of_ours} AND ({where})"
+            found.update(map(self.key, table._run(self.connection, query, given).fetchall()))
+        return found
 
     def rows_of(self, txid: int) -> Iterator[Values]:
         """The rows that a transaction has appended. The table has a stamp."""
@@ -134,9 +141,9 @@ class RowSnapshot:
         found: dict[Key, Values | None] = {}
         if txid > self.header.done:
             return found
-        for some in pages_of(keys, KEYS_PER_SELECT):
+        for some in self._selects(keys):
             now = self._looked_up(self.table._table, some)
-            before = self._looked_up(f"{self.table._table}_before", some)
+            before = self._looked_up(f"{self.table._table}_before", some) if txid < self._opened else {}
             for key in some:
                 known, values = self._as_of(txid, now.get(key), before.get(key))
                 if known:
@@ -144,9 +151,9 @@ class RowSnapshot:
         return found
 
     def _as_of(self, txid: int, now: _Found | None, before: _Found | None) -> tuple[bool, Values | None]:
-        """Whether it is known, and what it is. ``before``: where the transaction that was opened
-        last has changed the row."""
-        if before is not None and txid < self._opened:
+        """Whether it is known, and what it is. ``before``: None unless the transaction that was
+        opened last is a later one, and has changed the row."""
+        if before is not None:
             return txid == self._opened - 1 or (before.stamp is not None and before.stamp <= txid), before.values
         if txid >= self._opened - 1:
             return True, now.values if now is not None else None
@@ -159,25 +166,17 @@ class RowSnapshot:
         table, found = self.table, dict[Key, Any]()
         changes = table._by_key()
         sequence = changes.sequence or ""
+        form = table.held_form(sequence)
         names = ", ".join(self._expressions(f"{table._table}_deleted", [*changes.key, sequence]))
-        for some in pages_of(keys, KEYS_PER_SELECT):
+        for some in self._selects(keys):
             condition, given = self._having(some)
             query = (
                 f"SELECT {names} FROM {table._at(f'{table._table}_deleted')} WHERE {TXID} < {txid:d} AND ({condition})"
             )
             for *parts, value in table._run(self.connection, query, given).fetchall():
-                key, deleted_at = self.key(parts), table.held_value(sequence, value)
+                key, deleted_at = self.key(parts), form(value)
                 found[key] = max(deleted_at, found.get(key, deleted_at))
         return list(found.items())
-
-    def _having(self, keys: Sequence[Key]) -> tuple[str, list[Any]]:
-        """A condition for these keys."""
-        table = self.table
-        own = table._by_key().key
-        one = " AND ".join(f"{table._q(each)} = {self._mark(each)}" for each in own)
-        columns = [self._columns[each] for each in own]
-        given = [table.key_parameter(each, part) for key in keys for each, part in zip(columns, key, strict=True)]
-        return " OR ".join([f"({one})"] * len(keys)), given
 
     def changed_keys(self) -> list[Key]:
         """The keys of the rows that the transaction that was opened last has changed."""
@@ -188,10 +187,23 @@ class RowSnapshot:
 
     def key(self, row: Sequence[Any]) -> Key:
         """A key that the database has returned."""
-        names = self.table._by_key().key
-        return tuple([self.table.held_value(name, value) for name, value in zip(names, row, strict=True)])
+        return tuple([form(value) for form, value in zip(self._key_forms, row, strict=True)])
 
     # --- inside -----------------------------------------------------------------------------------
+
+    @cached_property
+    def _key_forms(self) -> list[Callable[[Any], Any]]:
+        return [self.table.held_form(name) for name in self.table._by_key().key]
+
+    def _selects(self, keys: Sequence[Key]) -> Iterable[Sequence[Key]]:
+        """The keys of each SELECT."""
+        return pages_of(keys, PAGE_KEYS if len(self.table._by_key().key) == 1 else KEYS_PER_SELECT)
+
+    def _having(self, keys: Sequence[Key], of_txid: str = "TRUE") -> tuple[str, list[Any]]:
+        """A condition for these keys of a transaction, and its parameters."""
+        columns = [self._columns[each] for each in self.table._by_key().key]
+        given = [self.table.key_parameter(each, part) for key in keys for each, part in zip(columns, key, strict=True)]
+        return self.table.among(columns, len(keys), of_txid), given
 
     def _looked_up(self, name: str, keys: Sequence[Key]) -> Mapping[Key, _Found]:
         table = self.table
@@ -200,15 +212,14 @@ class RowSnapshot:
         others = [each for each in table.schema.names if each not in own]
         last = [*([EXISTED] if before else []), *([table._q(self._stamp)] if self._stamp is not None else [])]
         selected = [*self._expressions(name, [*own, *others]), *last]
-        where, given = self._having(keys)
-        if before:
-            where = f"{TXID} = {self._opened:d} AND ({where})"
+        where, given = self._having(keys, f"{TXID} = {self._opened:d}" if before else "TRUE")
         rows = table._run(
             self.connection, f"SELECT {', '.join(selected)} FROM {table._at(name)} WHERE {where}", given
         ).fetchall()
         found: dict[Key, _Found] = {}
+        forms = [table.held_form(each) for each in others]
         for row in rows:
-            values = [table.held_value(each, value) for each, value in zip(others, row[len(own) :], strict=False)]
+            values = [form(value) for form, value in zip(forms, row[len(own) :], strict=False)]
             there = not before or bool(row[len(own) + len(others)])
             stamp = row[-1] if self._stamp is not None else None
             found[self.key(row[: len(own)])] = _Found(tuple(values) if there else None, stamp)
@@ -228,8 +239,9 @@ class RowSnapshot:
     def _streamed(self, name: str, columns: Sequence[str], where: str = "") -> Iterator[Values]:
         table = self.table
         query = f"SELECT {', '.join(self._expressions(name, columns))} FROM {table._at(name)}{where}"
+        forms = [table.held_form(each) for each in columns]
         for row in table.streamed(self.connection, query):
-            yield tuple([table.held_value(each, value) for each, value in zip(columns, row, strict=True)])
+            yield tuple([form(value) for form, value in zip(forms, row, strict=True)])
 
     def _moved(self, txid: int) -> MovedOnError:
         return MovedOnError(f"{self.table.location}: it does not tell any more what it held after transaction {txid}")

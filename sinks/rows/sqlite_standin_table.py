@@ -7,6 +7,7 @@ is stored pickled, so the table takes all types that the other database takes.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,8 @@ class ScratchTable(SqliteTable):
         columns = zip(*found, strict=True) if found else [()] * len(schema)
         return pa.table(
             [
-                pa.array([None if value is None else self._restored(field, value) for value in column], field.type)
-                for field, column in zip(schema, columns, strict=True)
+                pa.array([None if value is None else read(value) for value in column], field.type)
+                for field, read, column in zip(schema, map(self._reader, schema), columns, strict=True)
             ],
             schema=schema,
         )
@@ -93,16 +94,23 @@ class ScratchTable(SqliteTable):
             return super().key_parameter(column, value)
         return pickle.dumps(value)
 
-    def held_value(self, name: str, value: Any) -> Any:
-        if value is None:
-            return None
+    def held_form(self, name: str) -> Callable[[Any], Any]:
         field = self.schema.field(name)
-        found = self._restored(field, value)
-        if is_nested(field.type):
-            return json_form(found if isinstance(found, str) else json_writer(field.type)(found))
-        return form_of(field.type)(found)
+        read, form = self._reader(field), form_of(field.type)
+        if not is_nested(field.type):
+            return lambda value: None if value is None else form(read(value))
+        written = json_writer(field.type)
 
-    def _restored(self, field: pa.Field, value: object) -> object:
+        def converted(value: Any) -> Any:
+            if value is None:
+                return None
+            found = read(value)
+            return json_form(found if isinstance(found, str) else written(found))
+
+        return converted
+
+    def _reader(self, field: pa.Field) -> Callable[[Any], Any]:
+        """Return a function from what SQLite returns for a column to its value."""
         if self._is_compared(field):
-            return restored(value, field.type)
-        return pickle.loads(value) if isinstance(value, bytes) else value
+            return lambda value: restored(value, field.type)
+        return lambda value: pickle.loads(value) if isinstance(value, bytes) else value

@@ -54,7 +54,7 @@ from sinks.rows.table_definition import (
     Column,
     TableDefinition,
 )
-from sinks.rows.values import exactly, is_nested, is_text, json_form, storable
+from sinks.rows.values import exactly_of, is_nested, is_text, json_form, storable
 from sinks.sql.schema import header_values
 from sinks.sql.table_base import SqlRollBack
 
@@ -92,6 +92,9 @@ class Look:
     def has(self, names: Iterable[str]) -> bool:
         return self.names.issuperset(names)
 
+
+#: The errors for a value that is none of the declared type.
+_NOT_DECLARED = (ValueError, TypeError, ArithmeticError, AttributeError, pa.ArrowException)
 
 #: Writes rows through a connection.
 WriteRows = Callable[[Any, pa.Table], None]
@@ -760,18 +763,28 @@ class RowTable(TableDefinition):
         while rows := cursor.fetchmany(READ_ROWS):
             yield from rows
 
-    def held_value(self, name: str, value: Any) -> Any:
-        """A value that the database has returned, in canonical form. One that is none of the
-        declared type, because the user's column has another, stays as it is."""
+    def held_form(self, name: str) -> Callable[[Any], Any]:
+        """Return a function that converts a value which the database has returned to canonical
+        form. A value that is none of the declared type, because the user's column has another,
+        stays as it is."""
         declared = self.schema.field(name).type
-        if value is None:
-            return None
-        try:
-            if is_nested(declared):
-                return json_form(value)
-            return form_of(declared)(self._loaded(exactly(value, declared), declared))
-        except (ValueError, TypeError, ArithmeticError, AttributeError, pa.ArrowException):
-            return value
+        exactly, form = exactly_of(declared), form_of(declared)
+
+        def converted(value: Any) -> Any:
+            if value is None:
+                return None
+            try:
+                return form(self._loaded(exactly(value), declared))
+            except _NOT_DECLARED:
+                return value
+
+        def nested(value: Any) -> Any:
+            try:
+                return None if value is None else json_form(value)
+            except _NOT_DECLARED:
+                return value
+
+        return nested if is_nested(declared) else converted
 
     def as_held(self, rows: pa.Table) -> pa.Table:
         """The rows with texts in the form in which the table returns them: a column of another
@@ -793,6 +806,14 @@ class RowTable(TableDefinition):
     def _marked(self, column: Column) -> str:
         """The mark of a parameter that is compared with a declared column."""
         return self.dialect.mark
+
+    def among(self, columns: Sequence[Column], count: int, also: str) -> str:
+        """The condition for rows with one of so many keys of these columns, for which ``also`` is
+        true. Each alternative names both, so that an index with columns of both finds the rows."""
+        if len(columns) == 1:
+            return f"{also} AND {self._q(columns[0].name)} IN ({', '.join([self._marked(columns[0])] * count)})"
+        one = " AND ".join([also, *(f"{self._q(each.name)} = {self._marked(each)}" for each in columns)])
+        return " OR ".join([f"({one})"] * count)
 
     def key_parameter(self, column: Column, value: Any) -> Any:
         """A value of a key as a parameter that is compared with its column."""

@@ -28,25 +28,50 @@ def is_text(declared: pa.DataType) -> bool:
     return bool(pa.types.is_string(declared) or pa.types.is_large_string(declared))
 
 
-def exactly(value: Any, declared: pa.DataType) -> Any:
-    """A value of a column of another type as ``declared``, if it is exactly one; else unchanged."""
+def exactly_of(declared: pa.DataType) -> Callable[[Any], Any]:
+    """Return a function that makes a value of a column of another type one of ``declared``, if it
+    is exactly one. Other values stay unchanged. The function raises ``ValueError`` or
+    ``ArithmeticError`` for a text that is no number."""
     types = pa.types
-    if types.is_floating(declared) and isinstance(value, (decimal.Decimal, str)):
-        return float(value)
-    if types.is_decimal(declared) and isinstance(value, (float, str)):
-        return decimal.Decimal(str(value))
-    if isinstance(value, bytes) and (types.is_boolean(declared) or types.is_integer(declared)):  # a BIT
+    if types.is_floating(declared):
+        return lambda value: float(value) if isinstance(value, (decimal.Decimal, str)) else value
+    if types.is_decimal(declared):
+        return lambda value: decimal.Decimal(str(value)) if isinstance(value, (float, str)) else value
+    kinds = (
+        (types.is_integer, _whole_number),
+        (types.is_boolean, _truth),
+        (types.is_date, _day),
+        (types.is_timestamp, _moment),
+    )
+    return next((exactly for is_a, exactly in kinds if is_a(declared)), _unchanged)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _whole_number(value: Any) -> Any:
+    if isinstance(value, bytes):  # a BIT
         return int.from_bytes(value, "big")
-    if types.is_date(declared) and isinstance(value, datetime.datetime):
-        value = value.astimezone(datetime.UTC) if value.tzinfo is not None else value
-        return value.date() if value.time() == datetime.time() else value
-    if types.is_timestamp(declared) and isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return datetime.datetime.combine(value, datetime.time())
-    if not isinstance(value, str):
+    return int(value) if isinstance(value, str) and str(int(value)) == value else value
+
+
+def _truth(value: Any) -> Any:
+    if isinstance(value, bytes):  # a BIT
+        return int.from_bytes(value, "big")
+    return _TRUTHS.get(value, value) if isinstance(value, str) else value
+
+
+def _day(value: Any) -> Any:
+    if not isinstance(value, datetime.datetime):
         return value
-    if types.is_integer(declared):
-        return int(value) if str(int(value)) == value else value
-    return _TRUTHS.get(value, value) if types.is_boolean(declared) else value
+    value = value.astimezone(datetime.UTC) if value.tzinfo is not None else value
+    return value.date() if value.time() == datetime.time() else value
+
+
+def _moment(value: Any) -> Any:
+    is_day = isinstance(value, datetime.date) and not isinstance(value, datetime.datetime)
+    return datetime.datetime.combine(value, datetime.time()) if is_day else value
 
 
 def stored_fields(fields: Fields) -> Fields:

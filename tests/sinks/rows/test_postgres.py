@@ -17,7 +17,8 @@ from framework import Fields
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import CommitFence, Input, TransactionAttempt
 from framework.topology.groupings import ShuffleGrouping
-from sinks import UpsertCommitter
+from framework.topology.inspectable import inspectable
+from sinks import PostgresTable, UpsertCommitter
 from sinks.rows.transactional_table import RowTable
 from tests.kit.file_tables import granted, opened
 from tests.kit.postgres_exchanges import counted_exchanges
@@ -219,6 +220,32 @@ def test_rows_from_before_are_found_by_the_only_index_of_their_table(database: P
     query = "SELECT indexdef FROM pg_indexes WHERE tablename = 'events_before' AND schemaname = current_schema()"
     ((found,),) = database.run(query)
     assert found.endswith("(_ratchet_txid, id)")
+
+
+@pytest.mark.parametrize("key", [["id"], ["id", "part"]], ids=["one column", "two columns"])
+def test_rows_from_before_are_not_compared_with_each_key_that_is_looked_up(
+    database: PostgresDatabase, key: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL has no statistics of the table, and believes that the transaction has few rows."""
+    writer = Writer(
+        database.table(), Fields.of(dict.fromkeys(["id", "part", "n"], pa.int64()) | {"gone": pa.bool_()}), key
+    )
+    rows = [{"id": number, "part": number % 7, "n": 1} for number in range(400)]
+    writer.commit(1, *rows)
+    plans: list[str] = []
+    run = PostgresTable._run
+
+    def explained(table: PostgresTable, connection: Any, query: str, parameters: Any = ()) -> Any:
+        if query.startswith("SELECT") and "events_before" in query:
+            found = run(table, connection, f"EXPLAIN {query}", parameters).fetchall()
+            plans.append(" ".join(line.strip() for (line,) in found))
+        return run(table, connection, query, parameters)
+
+    monkeypatch.setattr(PostgresTable, "_run", explained)
+    asked = [tuple(row[each] for each in key) for row in rows[::2]]
+    with inspectable(writer.table, purpose="be read").held_rows() as held:  # type: ignore[attr-defined]
+        assert held.values(asked, 0) == dict.fromkeys(asked)
+    assert len(plans) == 1 and " OR " not in plans[0], plans
 
 
 def test_a_table_of_rows_from_before_whose_key_lacks_the_txid_is_kept(database: PostgresDatabase) -> None:
