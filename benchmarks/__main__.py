@@ -100,6 +100,8 @@ def main() -> int:
             _print(watched.root(servers.zookeeper))
         if "rebuild" in arguments.workloads:
             _print(rebuild_and_explain.measure_rebuild(servers, folder, arguments.messages, _config(servers, 2)))
+            count = arguments.messages // 2
+            _print(rebuild_and_explain.measure_rebuild_of_rows(servers, count, _config(servers, 2)))
         if "explain" in arguments.workloads:
             _print(
                 rebuild_and_explain.measure_explain(servers, folder, arguments.messages // 2, 2, _config(servers, 2))
@@ -183,10 +185,6 @@ def _rounded(rates: list[float]) -> list[int]:
     return [round(each) for each in rates]
 
 
-def _word_count(*arguments: Any, **options: Any) -> Topology:
-    return workload.word_count(*arguments, **options)[0]
-
-
 def _exact_rate(
     servers: EmbeddedServers,
     folder: Path,
@@ -195,7 +193,7 @@ def _exact_rate(
     *,
     settings: Mapping[str, Any] = MappingProxyType({}),
     is_watched: bool = False,
-    make: Callable[..., Topology] = _word_count,
+    make: Callable[..., Topology] = workload.word_topology,
     **shape: Any,
 ) -> float:
     """Records per second, from the first batch emitted to the last transaction closed. Raises

@@ -1,5 +1,5 @@
-"""What asking costs: a state rebuilt beside a topology that goes on, and one key of a large state
-explained."""
+"""The costs of the tools: a state and a table of rows rebuilt beside a running topology, and one
+key of a large state explained."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import workload
+from benchmarks import rows, workload
 from framework import Topology, submit
 from framework.config import Config
 from framework.coordination.configured import store_of
 from framework.coordination.store import CoordinationStore
 from framework.inspect.explain import explain
 from framework.inspect.rebuild import rebuild
-from integration import EmbeddedServers
+from integration import EmbeddedServers, PostgresServer
+from integration.folder_permissions import open_folder
 
 #: Messages a second that come while a state is rebuilt.
 STEADY = 1_000
@@ -33,12 +34,12 @@ def measure_rebuild(servers: EmbeddedServers, folder: Path, messages: int, setti
     ``RuntimeError`` if the exchanged rows are wrong."""
     name, topic = uuid.uuid4().hex[:6], workload.filled_topic(servers.bootstrap_servers, messages)
     arguments = (f"rebuilt-{name}", servers.bootstrap_servers, topic, folder / f"{name}.db")
-    run = submit(workload.word_count(*arguments)[0], settings)
+    run = submit(workload.word_topology(*arguments), settings)
     try:
         run.wait_until_caught_up(300)
         own = messages / workload.span_of(run.events())
         with _steadily(servers.bootstrap_servers, topic) as sent:
-            found = _in_a_process(_rebuild, servers.zookeeper, *arguments)
+            found = _in_a_process(_rebuild, servers.zookeeper, "count", workload.word_topology, *arguments)
         run.wait_until_caught_up(60)
     finally:
         run.stop()
@@ -54,6 +55,34 @@ def measure_rebuild(servers: EmbeddedServers, folder: Path, messages: int, setti
     }
 
 
+def measure_rebuild_of_rows(servers: EmbeddedServers, messages: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """The same for the table of W6, which PostgreSQL holds, while nothing comes. Raises
+    ``RuntimeError`` if the exchanged rows are wrong."""
+    name, topic = uuid.uuid4().hex[:6], rows.filled_topic(servers.bootstrap_servers, "W6", messages)
+    with ExitStack() as stack:
+        server = PostgresServer(stack.enter_context(open_folder()), settings=rows.POSTGRES)
+        server.start()
+        stack.callback(server.stop)
+        arguments = (f"rebuilt-{name}", "W6", servers.bootstrap_servers, topic, server.dsn)
+        run = submit(rows.topology(*arguments), settings)
+        try:
+            run.wait_until_caught_up(600)
+            own = messages / workload.span_of(run.events())
+            found = _in_a_process(_rebuild, servers.zookeeper, "rows", rows.topology, *arguments)
+        finally:
+            run.stop()
+        rows.checked("W6", server.dsn, messages, found["seconds"])
+    if found.pop("differences"):
+        raise RuntimeError(f"the rebuilt rows differ: {found}")
+    return {
+        "workload": "rebuild of rows",
+        "messages": messages,
+        "w6_records_per_s": round(own),
+        "ratio_to_w6": round(found["records_per_s"] / own, 2),
+        **found,
+    }
+
+
 def measure_explain(
     servers: EmbeddedServers, folder: Path, keys: int, per_key: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
@@ -63,13 +92,13 @@ def measure_explain(
     workload.create_topic(servers.bootstrap_servers, topic)
     workload.produce(servers.bootstrap_servers, topic, _of_keys(keys, per_key))
     arguments = (f"explained-{name}", servers.bootstrap_servers, topic, folder / f"{name}.db")
-    run = submit(workload.word_count(*arguments)[0], settings)
+    run = submit(workload.word_topology(*arguments), settings)
     try:
         run.wait_until_caught_up(1_200)
         txid = run.status().committed_txid
     finally:
         run.stop()
-    found = _in_a_process(_explain, servers.zookeeper, *arguments)
+    found = _in_a_process(_explain, servers.zookeeper, "count", workload.word_topology, *arguments)
     return {"workload": "explain", "messages": keys * per_key, "keys": keys, "transactions": txid, **found}
 
 
@@ -111,16 +140,18 @@ def _in_a_process(target: Callable[..., None], *arguments: Any) -> dict[str, Any
     return found
 
 
-def _opened(zookeeper: str, arguments: tuple[Any, ...]) -> tuple[Topology, CoordinationStore, Config]:
+def _opened(
+    zookeeper: str, make: Callable[..., Topology], arguments: tuple[Any, ...]
+) -> tuple[Topology, CoordinationStore, Config]:
     config = Config.load(None, [f"transactional.zookeeper.servers={zookeeper}"])
-    return workload.word_count(*arguments)[0], store_of(config), config
+    return make(*arguments), store_of(config), config
 
 
-def _rebuild(zookeeper: str, *arguments: Any) -> None:
+def _rebuild(zookeeper: str, state: str, make: Callable[..., Topology], *arguments: Any) -> None:
     *shape, answers = arguments
-    topology, store, config = _opened(zookeeper, tuple(shape))
+    topology, store, config = _opened(zookeeper, make, tuple(shape))
     began_s = time.process_time()
-    found = rebuild(topology, store, config.for_components(), state="count", take_over=True)
+    found = rebuild(topology, store, config.for_components(), state=state, take_over=True)
     answers.put(
         {
             "records": found.records,
@@ -135,10 +166,10 @@ def _rebuild(zookeeper: str, *arguments: Any) -> None:
     store.close()
 
 
-def _explain(zookeeper: str, *arguments: Any) -> None:
+def _explain(zookeeper: str, state: str, make: Callable[..., Topology], *arguments: Any) -> None:
     *shape, answers = arguments
-    topology, store, config = _opened(zookeeper, tuple(shape))
-    found = explain(topology, store, config.for_components(), state="count", key="key00000007")
+    topology, store, config = _opened(zookeeper, make, tuple(shape))
+    found = explain(topology, store, config.for_components(), state=state, key="key00000007")
     answers.put(
         {
             "changes": found.step_count,

@@ -34,7 +34,7 @@ COLUMNS = ["event", "customer", "at_ms", "amount", "rate", "note"]
 _SQL = "event bigint, customer text, at_ms bigint, amount bigint, rate double precision, note text"
 _TOWNS = ("Aarhus", "Bologna", "Gothenburg", "Ljubljana", "Poznan", "Rotterdam", "Thessaloniki", "Valladolid")
 #: Settings of the server: those of a machine that has some memory; every commit is on disk.
-_POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+POSTGRES = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
 #: Rows of a transaction of the loop.
 _LOOP_ROWS = {"W5": 50_000, "W6": 100_000}
 _SCHEMA = Fields(event=int, customer=str, at_ms=int, amount=int, rate=float, note=str).schema()
@@ -64,26 +64,32 @@ def records(count: int) -> Iterator[tuple[str, dict[str, Any], bool]]:
         yield customer, row, dead[number]
 
 
-def measure(servers: EmbeddedServers, kind: str, count: int, repeat: int, config: Mapping[str, Any]) -> dict[str, Any]:
-    """``kind``: W5 or W6. ``repeat`` rounds of the loop and Ratchet. Raises ``RuntimeError`` when a
-    table is not the expected one."""
+def filled_topic(bootstrap_servers: str, kind: str, count: int) -> str:
+    """A new topic with the records of W5 or W6."""
     topic = f"rows-{uuid.uuid4().hex[:6]}"
-    workload.create_topic(servers.bootstrap_servers, topic)
+    workload.create_topic(bootstrap_servers, topic)
     tombstones = kind == "W6"
     values = (
         (key.encode(), None if dead and tombstones else json.dumps(row, separators=(",", ":")).encode())
         for key, row, dead in records(count)
     )
-    workload.produce(servers.bootstrap_servers, topic, values)
+    workload.produce(bootstrap_servers, topic, values)
+    return topic
+
+
+def measure(servers: EmbeddedServers, kind: str, count: int, repeat: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    """``kind``: W5 or W6. ``repeat`` rounds of the loop and Ratchet. Raises ``RuntimeError`` when a
+    table is not the expected one."""
+    topic = filled_topic(servers.bootstrap_servers, kind, count)
     rates: dict[str, list[float]] = {"loop": [], "ratchet": []}
     with contextlib.ExitStack() as stack:
-        server = PostgresServer(stack.enter_context(open_folder()), settings=_POSTGRES)
+        server = PostgresServer(stack.enter_context(open_folder()), settings=POSTGRES)
         server.start()
         stack.callback(server.stop)
         for _ in range(repeat):
-            rates["loop"].append(_checked(kind, server.dsn, count, _loop(servers, kind, server.dsn, topic, count)))
+            rates["loop"].append(checked(kind, server.dsn, count, _loop(servers, kind, server.dsn, topic, count)))
             rates["ratchet"].append(
-                _checked(kind, server.dsn, count, _ratchet(servers, kind, server.dsn, topic, config))
+                checked(kind, server.dsn, count, _ratchet(servers, kind, server.dsn, topic, config))
             )
     best = {name: max(found) for name, found in rates.items()}
     return {
@@ -200,7 +206,7 @@ def _copy(cursor: Any, values: Sequence[bytes], table: str) -> None:
 # --- the expected table ---------------------------------------------------------------------------
 
 
-def _checked(kind: str, dsn: str, count: int, elapsed_s: float) -> float:
+def checked(kind: str, dsn: str, count: int, elapsed_s: float) -> float:
     """Records per second. Compares the table with the records, and drops it."""
     expected: dict[Any, tuple[Any, ...]] = {}
     for key, row, dead in records(count):

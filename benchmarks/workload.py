@@ -172,6 +172,11 @@ def word_count(
     return builder.build(), spout
 
 
+def word_topology(*arguments: Any, **options: Any) -> Topology:
+    """The topology of ``word_count``."""
+    return word_count(*arguments, **options)[0]
+
+
 def word_pipeline(
     name: str, bootstrap_servers: str, topic: str, database: Path, *, fields: Mapping[str, Any] = FIELDS, **limits: int
 ) -> Topology:
