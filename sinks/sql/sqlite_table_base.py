@@ -109,7 +109,8 @@ def _connected(path: str, mode: str | None = None, **options: Any) -> sqlite3.Co
                 "a folder of this user's"
             )
     place = path if mode is None else f"{Path(path).as_uri()}?mode={mode}"
-    return sqlite3.connect(place, uri=mode is not None, **options)
+    connection: sqlite3.Connection = sqlite3.connect(place, uri=mode is not None, **options)
+    return connection
 
 
 class SqliteFile:

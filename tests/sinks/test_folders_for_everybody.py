@@ -144,7 +144,9 @@ def test_a_log_of_the_owner_of_a_sqlite_file_is_read(shared: Path, ending: str) 
     for name in ("rows.db", f"rows.db{ending}"):
         (shared / name).touch()
         give_away(shared / name)
-    with SqliteBackend(shared / "rows.db", "figures", Fields(word=str), Fields(n=int)).for_reading()._reading() as found:
+    with (
+        SqliteBackend(shared / "rows.db", "figures", Fields(word=str), Fields(n=int)).for_reading()._reading() as found
+    ):
         assert found.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
