@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from framework import Fields
 from framework.errors import ConfigError
+from framework.state.lmdb import LmdbKeyValueStateProvider, LmdbStore
 from framework.topology import REBUILT
 from sinks import DeltaLakeTable, ParquetTable, SqliteBackend, SqliteTable
 from sinks.lake.file_table_base import FileTable
@@ -170,3 +171,21 @@ def test_tables_where_others_may_replace_them_are_warned_of(tmp_path: Path) -> N
             said = [each["advice"] for each in logs if each["event"] == "state.folder_of_others"]
             assert len(said) == warned
             assert all(f"another user may replace what is in {folder}" in each for each in said)
+
+
+@needs_root
+@pytest.mark.parametrize("theirs", ["states", "states/topology-1", "states/topology-1/counts"])
+def test_a_state_is_not_kept_in_a_folder_that_another_user_has_made(shared: Path, theirs: str) -> None:
+    folder = shared / theirs
+    folder.mkdir(parents=True)
+    for each in (folder, *folder.parents):
+        if each.is_relative_to(shared / "states"):
+            each.chmod(0o1777)
+    give_away(folder)
+    store = shared / "states" / "topology-1" / "counts"
+    with pytest.raises(ConfigError, match="another user has made"):
+        LmdbKeyValueStateProvider().check_before_start(
+            {"topology.state.provider.config": {"path": str(shared / "states")}}
+        )
+        LmdbStore(store, sync=True)
+    assert not (store / "data.mdb").exists()
