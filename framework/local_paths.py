@@ -92,3 +92,13 @@ def replaceable_by_others(folder: Path) -> Path | None:
         if shared and not os.path.ismount(each):
             return each
     return None
+
+
+def made_by_others(path: Path) -> bool:
+    """Whether another user has made this file or folder where everybody may, as in ``/tmp``. False
+    if there is none."""
+    try:
+        found, folder = path.lstat(), path.parent.stat()
+    except OSError:
+        return False
+    return bool(folder.st_mode & stat.S_IWOTH) and found.st_uid not in (0, os.geteuid(), folder.st_uid)

@@ -198,9 +198,10 @@ _EXITING = 0x4
 
 def is_ours(pid: int, folder: Path) -> bool:
     """Whether the process is a server of this folder, rather than a later process with the same
-    pid.
-    """
+    pid, which may be another user's."""
     try:
+        if Path(f"/proc/{pid}").stat().st_uid not in (0, os.geteuid()):
+            return False
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
         state, flags = fields[0], int(fields[6])

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
-from framework.local_paths import local_path, replaceable_by_others
+from framework.local_paths import local_path, made_by_others, replaceable_by_others
 from framework.observe.logs import get_logger
 from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.corrupt_entries import shown
@@ -89,6 +89,7 @@ class LmdbKeyValueStateProvider(StateProvider):
             _path(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"topology.state.provider.config.path: {error}") from None
+        _check_made_here(_path(settings))
         others = replaceable_by_others(_path(settings))
         if others is not None:
             _log.warning(
@@ -147,6 +148,7 @@ class LmdbStore:
         self._snapshots: weakref.WeakSet[_Snapshot] = weakref.WeakSet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _check_made_here(folder.parent, folder)
             # the folder belongs to another user, who grants access to it
             with contextlib.suppress(PermissionError):
                 folder.chmod(0o700)
@@ -388,6 +390,17 @@ class _Snapshot(Iterator[tuple[bytes, bytes]]):
 
 def _folder(settings: LmdbSettings, namespace: str) -> Path:
     return _path(settings).absolute() / namespace
+
+
+def _check_made_here(*folders: Path) -> None:
+    """Raise ``ConfigError`` if another user has made a folder of a state before Ratchet, in a
+    folder for everybody: they could replace its content."""
+    for each in folders:
+        if made_by_others(each):
+            raise ConfigError(
+                f"state: another user has made {each}, in a folder for everybody; use another path "
+                "(topology.state.provider.config.path)"
+            )
 
 
 def _path(settings: LmdbSettings) -> Path:

@@ -46,7 +46,7 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.local_paths import local_path
+from framework.local_paths import local_path, made_by_others
 from framework.topology import (
     Change,
     Difference,
@@ -81,7 +81,7 @@ from sinks.lake.folder_documents import (
     sync,
 )
 from sinks.lake.partitions import Texts, check_partitioning, distinct, expression_of, folder_of, split, texts_in
-from sinks.path_checks import check_can_be_made
+from sinks.path_checks import check_can_be_made, check_made_here, warn_of_others
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -342,7 +342,8 @@ class FileTable(Table, InspectableState):
 
     def _check_place(self) -> None:
         for each in self.path.resolve().parents:
-            if FileTableShape.read(each) is not None:
+            # another user could refuse this table its place, by a table that they make in /tmp
+            if not made_by_others(each / OWN_FOLDER) and FileTableShape.read(each) is not None:
                 raise ConfigError(
                     f"{self.location} would be inside of the table {each}, whose compaction removes what it does not know: use "
                     "another path"
@@ -351,6 +352,8 @@ class FileTable(Table, InspectableState):
     def prepare(self, topology_id: str) -> Header:
         self._check_place()
         make_folder(self.path)
+        check_made_here(self.path, self.location)
+        warn_of_others(self.path)
         header = self._chain.read()
         if header is None:
             self._check_foreign()

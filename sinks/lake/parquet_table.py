@@ -69,7 +69,7 @@ from sinks.lake.folder_documents import (
     write_once,
 )
 from sinks.lake.partitions import Texts, folder_of
-from sinks.path_checks import somebody_elses
+from sinks.path_checks import check_made_here, somebody_elses
 
 _COMPACTED = ".compacted.json"
 #: The folder of data files. Their names have no ending that other programs search for.
@@ -224,6 +224,7 @@ class ParquetTable(FileTable, RebuildableState):
     def _check_ours(self, topology_id: str) -> None:
         """Raise ``ConfigError`` for a folder with other content. A folder that a rebuild has just
         created has no header yet."""
+        check_made_here(self.path, self.location)
         header = self._chain.read() if self.path.exists() else None
         foreign = header is not None and header.topology_id != topology_id
         if header is None and self.path.exists():

@@ -22,13 +22,13 @@ from framework.errors import (
     RetryableError,
     TopologyError,
 )
-from framework.local_paths import local_path
+from framework.local_paths import local_path, made_by_others
 from framework.topology import Header, Reach
 from framework.topology.canonical_form import python_values
 from framework.topology.json_values import plain
 from sinks.bounded_pages import slices_of
 from sinks.external_row_sorter import PAGE_BYTES
-from sinks.path_checks import check_can_be_made
+from sinks.path_checks import check_can_be_made, check_made_here, warn_of_files_beside
 from sinks.sql.schema import Dialect
 from sinks.sql.table_base import SqlRollBack, SqlTableBase
 from sinks.value_encoding import check_storable, is_plain, restored
@@ -94,6 +94,25 @@ class SqliteDialect(Dialect):
         return rule in ("first", "last") or not pa.types.is_decimal(declared)
 
 
+def _connected(path: str, mode: str | None = None, **options: Any) -> sqlite3.Connection:
+    """Open a file. ``mode``: of SQLite's URI. Raises ``ConfigError`` if another user has made a
+    journal or log of this name in a folder for everybody: SQLite would write its pages into the
+    file."""
+    try:
+        owner = os.stat(path).st_uid
+    except FileNotFoundError:
+        owner = os.geteuid()
+    for each in (Path(f"{path}{ending}") for ending in ("-journal", "-wal", "-shm")):
+        if made_by_others(each) and each.lstat().st_uid != owner:
+            raise ConfigError(
+                f"{each}: another user has made it, and SQLite would read it as a part of {path}; remove it, and keep the file in "
+                "a folder of this user's"
+            )
+    place = path if mode is None else f"{Path(path).as_uri()}?mode={mode}"
+    connection: sqlite3.Connection = sqlite3.connect(place, uri=mode is not None, **options)
+    return connection
+
+
 class SqliteFile:
     """The one connection of this process to a file. All copies of a backend share it, because
     opening a WAL file for every batch would cost more than the batch."""
@@ -132,7 +151,7 @@ class SqliteFile:
         # A user who may read a file of SQLite may lock it, too, and so hold up every commit.
         with suppress(FileExistsError):
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        connection = sqlite3.connect(
+        connection = _connected(
             self.path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
         )
         try:
@@ -168,12 +187,8 @@ class ReadFile(SqliteFile):
         if not Path(self.path).exists():
             raise ConfigError(f"there is no file {self.path} on this host")
         self._was_at_rest = not self._log.exists()
-        return sqlite3.connect(
-            f"{Path(self.path).as_uri()}?mode=ro",
-            uri=True,
-            timeout=BUSY_TIMEOUT_MS / 1000,
-            isolation_level=None,
-            check_same_thread=False,
+        return _connected(
+            self.path, "ro", timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None, check_same_thread=False
         )
 
     @property
@@ -184,8 +199,7 @@ class ReadFile(SqliteFile):
         super().close()
         if self._was_at_rest and self._log.exists():
             # Reading has created a log. A last writer removes it when it closes.
-            place = f"{Path(self.path).as_uri()}?mode=rw"
-            with suppress(sqlite3.Error), closing(sqlite3.connect(place, uri=True)) as writer:
+            with suppress(sqlite3.Error, ConfigError), closing(_connected(self.path, "rw")) as writer:
                 writer.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
 
 
@@ -218,6 +232,11 @@ class SqliteTableBase(SqlTableBase):
             return header
         check_can_be_made(path, self._path)
         return None
+
+    def prepare(self, topology_id: str) -> Header:
+        check_made_here(Path(self._path), self.location)
+        warn_of_files_beside(Path(self._path))
+        return super().prepare(topology_id)
 
     def close(self) -> None:
         self._opens.at(self._path).close()
@@ -273,7 +292,7 @@ class SqliteTableBase(SqlTableBase):
     def _looking(self) -> Iterator[sqlite3.Connection]:
         """A connection that does not change the file's journal mode."""
         with self._named_errors():
-            connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
+            connection = _connected(self._path, timeout=BUSY_TIMEOUT_MS / 1000, isolation_level=None)
             try:
                 yield connection
             finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import stat
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -94,3 +97,14 @@ def test_every_image_that_something_is_built_on_or_deployed_from_has_a_digest() 
     (container,) = documents()["Deployment"]["spec"]["template"]["spec"]["containers"]
     for image in (base, container["image"]):
         assert re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", image), image
+
+
+def test_only_root_may_read_the_file_with_the_secrets_of_a_service(tmp_path: Path) -> None:
+    """By the commands of the documentation, with the usual umask."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    commands = [line.replace("/etc/ratchet", str(tmp_path / "etc")) for line in page.splitlines() if ".env" in line]
+    commands = [each for each in commands if each.startswith(("install ", "echo "))]
+    subprocess.run(["sh", "-ec", "umask 022\n" + "\n".join(commands)], check=True)
+    file = tmp_path / "etc" / "orders.env"
+    assert file.read_text() == "TOPOLOGY=pipeline:topology\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -55,7 +55,7 @@ from integration.server import (
 )
 from integration.server_launcher import Launch, ending_signal
 from tests.kit import mysql
-from tests.kit.other_users import made_by
+from tests.kit.other_users import made_by, needs_root
 from tests.kit.secrets_on_disk import exposed, holding
 from tests.kit.waiting import PATIENCE_S
 
@@ -759,3 +759,16 @@ sys.stdin.read()
         while is_ours(process.pid, tmp_path):
             pass
         assert not port_taken(port)
+
+
+@needs_root
+def test_a_process_of_another_user_is_no_server_of_this_one(tmp_path: Path) -> None:
+    """Its command may contain any folder, and it may wait for a pid that ``servers.json`` names."""
+    for user, ours in ((0, True), (12_345, False)):
+        command = ["sh", "-c", "read line", "sh", str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, user=user, cwd="/") as process:
+            try:
+                _wait_for(lambda pid=process.pid: str(tmp_path) in Path(f"/proc/{pid}/cmdline").read_text())
+                assert is_ours(process.pid, tmp_path) == ours
+            finally:
+                process.kill()
