@@ -326,6 +326,16 @@ def test_a_forged_change_between_those_of_a_transaction_stops_nothing() -> None:
     }
 
 
+def test_an_id_that_no_source_has_is_not_kept() -> None:
+    """The planner once kept the ids of 900 kB of all records that it had read ahead."""
+    long = "9" * 900_000
+    logs = FakeLogs([("s.p.a/0", ("", change(long, 1))), (ENDS, ("", marker("END", long, {"p.a": 1})))])
+    planning = made(logs)
+    planning.shares(dict.fromkeys(logs.logs, 0), logs.ends(), 100)
+    assert [run.transaction for log in planning._logs.values() for run in log.runs] == [None]
+    assert not any(ends.ahead or ends.ended for ends in planning._ends.values())
+
+
 def test_a_topic_that_has_just_been_created_is_waited_for() -> None:
     logs = FakeLogs(whole("1", {"p.a": 1}))
     logs.logs[ENDS] = [("", marker("END", "1", {"p.a": 1, "p.new": 1}))]
