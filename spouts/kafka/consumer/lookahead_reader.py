@@ -90,9 +90,7 @@ class LookaheadReader(LazilyConnectedConsumer):
                     found.append(Ahead(partition, each.offset(), None if is_end else each.value(), is_end))
                     self._assigned[partition] = each.offset() + (not is_end)
         alone = len(found[0].value or b"") if len(found) == 1 else 0
-        self._pace.has_seen(
-            piece=alone, ahead=self._traffic.ahead_bytes(shared=True), received=self._traffic.received
-        )
+        self._pace.has_seen(piece=alone, ahead=self._traffic.ahead_bytes(shared=True), received=self._traffic.received)
         return [*found, *self._after(damaged)] if damaged else found
 
     def _consumer_settings(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def test_a_record_of_a_hot_key_reads_and_writes_a_few_rows(monkeypatch: pytest.M
 
 
 def test_large_records_of_a_hot_key_make_no_large_row(tmp_path: Path) -> None:
-    """MariaDB takes 16 MB at a time, so later records of the key, of other producers too, were bad."""
+    """MariaDB takes 16 MB at a time, so later records of the key, also of others, were bad."""
     fields = Fields(k=str, v=int, at=datetime.datetime, text=str)
     at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     rows = [["a", int(number % 3 == 0), at, "x" * 100_000] for number in range(60)]

@@ -413,7 +413,7 @@ def test_a_consumer_that_was_just_opened_holds_little_of_records_that_become_lar
 
 @pytest.mark.integration
 def test_a_reader_of_unplanned_records_holds_little_of_records_that_become_large(topics: Topics, name: str) -> None:
-    """It reads on the driver, for ``keep_transactions``. Once it took 800 records of 900 kB at a time."""
+    """It reads on the driver, for ``keep_transactions``. Once it took 800 large records at once."""
     size, count = 500_000, 400
     partition = f"{topics.create(name)}/0"
     producer = topics.producer(compression_type="zstd", batch_num_messages=1)
