@@ -92,8 +92,8 @@ def _growing(tree: Any) -> Iterator[Repeated]:
     if isinstance(function, dict):
         name, options = _named(function["function"])
         found = _RULES.get(name)
-        if found is not None and (made := found(function["input"], options)) is not None:
-            yield made
+        if found is not None:
+            yield from found(function["input"], options)
 
 
 def _named(function: Any) -> tuple[str, Any]:
@@ -114,61 +114,75 @@ def _varies(tree: Any) -> bool:
     return isinstance(tree, dict) and "Literal" not in tree and ("Column" in tree or any(map(_varies, tree.values())))
 
 
-def _padded(inputs: Any, options: Any) -> Repeated | None:
+def _padded(inputs: Any, options: Any) -> Iterator[Repeated]:
     wide = len(options["fill_char"].encode()) if options else 1
-    return Repeated("a padded text", _number(inputs[1]) * wide) if _varies(inputs[1]) else None
+    if _varies(inputs[1]):
+        yield Repeated("a padded text", _number(inputs[1]) * wide)
 
 
-def _repeated(inputs: Any, options: Any) -> Repeated | None:
-    return Repeated("repeat_by", of_tree(inputs[1]), of_tree(inputs[0])) if _varies(inputs[1]) else None
+def _repeated(inputs: Any, options: Any) -> Iterator[Repeated]:
+    if _varies(inputs[1]):
+        yield Repeated("repeat_by", of_tree(inputs[1]), of_tree(inputs[0]))
 
 
-def _substituted(inputs: Any, options: Any) -> Repeated | None:
-    """Texts in place of each match. A text that is written in the expression is short."""
-    if options["n"] == 1 or not _varies(inputs[2]):
-        return None
-    matches = of_tree(inputs[0]).str.count_matches(of_tree(inputs[1]), literal=options["literal"])
-    return Repeated("replace_all", matches.cast(pl.Float64), of_tree(inputs[2]))
+def _substituted(inputs: Any, options: Any) -> Iterator[Repeated]:
+    """Texts in place of each match. A text that is written in the expression is short. Each
+    reference to a group (``$1``) becomes at most the length of the match, and all matches of a text
+    are not longer than the text."""
+    if not _varies(inputs[2]):
+        return
+    text, made = of_tree(inputs[0]), of_tree(inputs[2])
+    if options["n"] != 1:
+        matches = text.str.count_matches(of_tree(inputs[1]), literal=options["literal"])
+        yield Repeated("replace_all", matches.cast(pl.Float64), made)
+    if not options["literal"]:
+        references = made.str.count_matches("$", literal=True)
+        yield Repeated("replace with groups", references.cast(pl.Float64), text)
 
 
-def _joined(inputs: Any, options: Any) -> Repeated | None:
-    return Repeated("a joined list", of_tree(inputs[0]).list.len(), of_tree(inputs[1])) if _varies(inputs[1]) else None
+def _joined(inputs: Any, options: Any) -> Iterator[Repeated]:
+    if _varies(inputs[1]):
+        yield Repeated("a joined list", of_tree(inputs[0]).list.len(), of_tree(inputs[1]))
 
 
-def _sampled(inputs: Any, options: Any) -> Repeated | None:
-    return Repeated("list.sample", of_tree(inputs[1]), of_tree(inputs[0]), items=True) if _varies(inputs[1]) else None
+def _sampled(inputs: Any, options: Any) -> Iterator[Repeated]:
+    if _varies(inputs[1]):
+        yield Repeated("list.sample", of_tree(inputs[1]), of_tree(inputs[0]), items=True)
 
 
-def _counted(inputs: Any, options: Any) -> Repeated | None:
+def _counted(inputs: Any, options: Any) -> Iterator[Repeated]:
     start, end, step = map(_number, inputs)
-    return Repeated("a range", (end - start) / step * _FIXED_BYTES) if _varies(inputs) else None
+    if _varies(inputs):
+        yield Repeated("a range", (end - start) / step * _FIXED_BYTES)
 
 
-def _times(inputs: Any, options: Any) -> Repeated | None:
+def _times(inputs: Any, options: Any) -> Iterator[Repeated]:
     epochs = [of_tree(each).dt.epoch("us").cast(pl.Float64) for each in inputs[:2]]
     return _spread(inputs, options, *epochs)
 
 
-def _clock_times(inputs: Any, options: Any) -> Repeated | None:
+def _clock_times(inputs: Any, options: Any) -> Iterator[Repeated]:
     return _spread(inputs, options, *(_number(each) / 1000 for each in inputs[:2]))
 
 
-def _spread(inputs: Any, options: Any, start: pl.Expr, end: pl.Expr) -> Repeated | None:
+def _spread(inputs: Any, options: Any, start: pl.Expr, end: pl.Expr) -> Iterator[Repeated]:
     every = options["interval"]
     days = every["months"] * 28 + every["weeks"] * 7 + every["days"]
     micros = days * _DAY + every["nsecs"] / 1000
-    return Repeated("a range", (end - start) / micros * _FIXED_BYTES) if _varies(inputs) else None
+    if _varies(inputs):
+        yield Repeated("a range", (end - start) / micros * _FIXED_BYTES)
 
 
-def _spaced(inputs: Any, options: Any) -> Repeated | None:
-    return Repeated("a range", _number(inputs[2]) * _FIXED_BYTES) if _varies(inputs[2]) else None
+def _spaced(inputs: Any, options: Any) -> Iterator[Repeated]:
+    if _varies(inputs[2]):
+        yield Repeated("a range", _number(inputs[2]) * _FIXED_BYTES)
 
 
 def _number(tree: Any) -> pl.Expr:
     return of_tree(tree).cast(pl.Float64)
 
 
-_RULES: Mapping[str, Callable[[Any, Any], Repeated | None]] = {
+_RULES: Mapping[str, Callable[[Any, Any], Iterable[Repeated]]] = {
     "StringExpr.PadStart": _padded,
     "StringExpr.PadEnd": _padded,
     "StringExpr.ZFill": _padded,

@@ -19,6 +19,8 @@ from sinks.value_encoding import JsonColumns, whole_number
 
 #: The most records per row. Adding a record, or its first partner, rewrites the row.
 ROW_RECORDS = 32
+#: A row with about this many bytes gets no further record: no store takes rows of any size.
+ROW_BYTES = 256 << 10
 DUE = "due_at"
 #: The columns that identify a row of a key: the side (0 is the left one), the time range, and a
 #: number. Row 0 contains the number of the last row of its bucket.
@@ -45,6 +47,17 @@ class _Row:
     last: int = 0
     due_at: int = 0
     is_held: bool = False
+    size: int | None = None  # about its bytes, once a record is added
+
+    @property
+    def is_full(self) -> bool:
+        if self.size is None:
+            self.size = sum(_bytes_of(each.values) for each in self.records)
+        return len(self.records) >= ROW_RECORDS or self.size >= ROW_BYTES
+
+    def add(self, each: Waiting) -> None:
+        self.records.append(each)
+        self.size = (self.size or 0) + _bytes_of(each.values)
 
 
 def key_fields(key: Fields) -> Fields:
@@ -98,12 +111,12 @@ class WaitingRows:
         first = (*key, side, bucket_of(each.at, self._within), 0)
         head = self._rows[first]
         place = (*first[:-1], head.last)
-        if len(self._rows[place].records) >= ROW_RECORDS:
+        if self._rows[place].is_full:
             head.last += 1
             place = (*first[:-1], head.last)
             self._rows[place] = _Row()
             self._changed[first] = None
-        self._rows[place].records.append(each)
+        self._rows[place].add(each)
         self._changed[place] = None
 
     def write(self, mine: Callable[[Sequence[Key]], Sequence[bool]]) -> Iterator[list[tuple[Key, int, Waiting]]]:
@@ -169,3 +182,8 @@ class WaitingRows:
     def _text(self, side: int, kept: Sequence[Waiting]) -> str:
         codec = self._codecs[side]
         return json.dumps([[each.at, each.matched, list(codec.encode(each.values))] for each in kept])
+
+
+def _bytes_of(values: Value) -> int:
+    """About the bytes of a record."""
+    return sum(len(each) if isinstance(each, (str, bytes)) else 8 for each in values)

@@ -21,6 +21,8 @@ _BATCH_ADDS, _RECORD_ADDS = 61, 4
 _HEADER_ADDS = 10
 #: The time that a record may be in transit before the broker checks its timestamp.
 _ON_THE_WAY_MS = 60_000
+#: How far the broker's clock may be behind, at most half of the distance that the topic allows.
+_BEHIND_MS = 60_000
 HeaderPairs = Sequence[tuple[str, "bytes | None"]]
 _ANSWER_S = 10.0
 _NO_BOUND = 2**62
@@ -99,9 +101,9 @@ class TopicLimits:
 
         >>> TopicLimits(1_000, after_ms=60_000).timestamp_refusal(70_000, 3_000).split(" of ")[0]
         'a timestamp'
-        >>> TopicLimits(1_000, after_ms=60_000).timestamp_refusal(63_000, 3_000)
+        >>> TopicLimits(1_000, after_ms=60_000).timestamp_refusal(33_000, 3_000)
         """
-        if self.after_ms is not None and timestamp_ms > now_ms + self.after_ms:
+        if self.after_ms is not None and timestamp_ms > now_ms + self.after_ms - min(_BEHIND_MS, self.after_ms // 2):
             name, bound, side = "message.timestamp.after.max.ms", self.after_ms, "after"
         elif self.before_ms is not None and timestamp_ms < now_ms - self.before_ms + _ON_THE_WAY_MS:
             name, bound, side = "message.timestamp.before.max.ms", self.before_ms, "before"

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 _OF_A_CHANGE = re.compile(rb'"transaction"\s*:\s*(?=\{)')
 #: The form of PostgreSQL's ids: the transaction, and the place of this change or end in the log.
 _WITH_POSITION = re.compile(r"(\d+):\d+")
+#: The planner keeps the ids of all records that it has read ahead. No source has longer ones.
+_ID_CHARACTERS_MAX = 1_000
 _DECODER = json.JSONDecoder()
 #: Errors that JSON of another shape raises.
 _BAD = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -97,6 +99,10 @@ def _marker(value: bytes | None) -> Any:
 
 
 def _name(transaction: object) -> str:
-    """The part of a transaction's id that all of its records have in common."""
-    found = _WITH_POSITION.fullmatch(str(transaction))
-    return found[1] if found is not None else str(transaction)
+    """The part of a transaction's id that all of its records have in common. Raises ``ValueError``
+    for an id that no source has."""
+    text = str(transaction)
+    if len(text) > _ID_CHARACTERS_MAX:
+        raise ValueError(f"an id of {len(text):,} characters")
+    found = _WITH_POSITION.fullmatch(text)
+    return found[1] if found is not None else text

@@ -218,6 +218,8 @@ LENGTHS: dict[str, Any] = {
     "date_ranges": pl.date_ranges(pl.date(1970, 1, 1), pl.date(1970, 1, 1) + pl.duration(days=C("w") // 40), "1d"),
     "replace_all": C("s").str.replace_all("b", C("t")),
     "REPLACE": "REPLACE(s, 'b', t)",
+    "replace with groups": C("s").str.replace("b+", C("t").str.replace_all("c", "$0", literal=True)),
+    "replace_all with groups": C("s").str.replace_all("(b+)", C("t").str.replace_all("c", "${1}", literal=True)),
     "join": C("xs").cast(pl.List(pl.String)).list.join(C("t")),
     "ARRAY_TO_STRING": "ARRAY_TO_STRING(xs, t)",
     "sample": C("texts").list.sample(C("w") // 100_000, with_replacement=True, seed=1),

@@ -30,10 +30,13 @@ class LazilyConnectedConsumer:
 
     def _connected(self) -> tuple[Consumer, Assignment]:
         if self._client is None:
-            settings = {**self._settings.consumer(self._group), **self._more, "error_cb": self._errors.on_error}
+            settings = {**self._consumer_settings(), "error_cb": self._errors.on_error}
             consumer = self._errors.made(lambda: Consumer(settings))
             self._client = consumer, Assignment(consumer)
         return self._client
+
+    def _consumer_settings(self) -> dict[str, Any]:
+        return {**self._settings.consumer(self._group), **self._more}
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -310,9 +310,10 @@ class _Cut:
         short: list[Mapping[str, Any]] = []
         for topic, count, partitions in self._changed(_prefix(owner), end):
             walks = {each: self._walk(each, end.transaction) for each in partitions}
-            # In one partition, the last change comes after all others, also after changes of an
-            # earlier batch, and changes that are not repeated.
-            changes = sum(each.highest if len(partitions) == 1 else each.changes for each in walks.values())
+            changes = _found_by(walks)
+            if changes < count:
+                walks = {each: self._walk(each, end.transaction, past_others=True) for each in partitions}
+                changes = _found_by(walks)
             if changes < count:
                 waiting = {each: walk for each, walk in walks.items() if walk.follows not in known}
                 if waiting or not walks:
@@ -336,9 +337,11 @@ class _Cut:
         self.short += short
         return True
 
-    def _walk(self, partition: str, transaction: str) -> _Walk:
+    def _walk(self, partition: str, transaction: str, *, past_others: bool = False) -> _Walk:
         """Walk from the records that are not taken to the last record of a transaction. Records of
-        other transactions before it are older, and their ends were lost."""
+        other transactions before it are older, and their ends were lost. ``past_others``: pass also
+        those between its changes, which no connector writes there: their transactions are
+        forged."""
         log = self._logs.get(partition)
         if log is None:
             return _Walk(0, 0)
@@ -350,8 +353,16 @@ class _Cut:
             if run.transaction == transaction:
                 walk = _Walk(at + 1, run.next, walk.changes + run.changes, max(run.highest, walk.highest))
             elif not self._is_free(partition, run) and (walk.highest or transaction not in log.highest):
+                if past_others and walk.highest < log.highest.get(transaction, 0):
+                    continue
                 return walk._replace(follows=run.transaction)
         return walk
+
+
+def _found_by(walks: Mapping[str, _Walk]) -> int:
+    """The number of changes. In one partition, the last change comes after all others, also after
+    changes of an earlier batch, and changes that are not repeated."""
+    return sum(each.highest if len(walks) == 1 else each.changes for each in walks.values())
 
 
 def _prefix(partition: str) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +17,15 @@ from framework import CLOCK_STREAM, Fields, Topology, TransactionalTopologyBuild
 from framework.errors import TopologyError
 from framework.testing import run_on
 from framework.topology import ArrowBolt
+from framework.transactions import MemoryStore
+from ratchet import Pipeline, sqlite
 from sinks import MemoryBackend, OpaqueMapState, WatermarkCommitter
 from sinks.event_time import join_buffer
 from sinks.event_time.interval_join import LATE_LEFT_STREAM, LATE_RIGHT_STREAM, JoiningCommitter
 from sinks.event_time.join_buffer import ROW_RECORDS
 from spouts import MemoryTransactionalSpout, OpaqueMemoryTransactionalSpout
 from tests.kit.targets import examples
+from tests.kit.waiting import PATIENCE_S
 from tests.sinks.event_time.test_windows import FAULTS
 
 pytestmark = pytest.mark.rule("C44")
@@ -163,6 +170,26 @@ def test_a_record_of_a_hot_key_reads_and_writes_a_few_rows(monkeypatch: pytest.M
     assert sorted(row["order_number"] for row in done.rows("matched")) == list(range(len(orders)))
     assert {row["payment_number"] for row in done.rows("matched")} == {7}
     assert [row["id"] for row in done.table("matched")] == ["z"]
+
+
+def test_large_records_of_a_hot_key_make_no_large_row(tmp_path: Path) -> None:
+    """MariaDB takes 16 MB at a time, so later records of the key, also of others, were bad."""
+    fields = Fields(k=str, v=int, at=datetime.datetime, text=str)
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    rows = [["a", int(number % 3 == 0), at, "x" * 100_000] for number in range(60)]
+    shop = Pipeline("p", state=lambda step: sqlite(tmp_path / "p.db", step))
+    records = shop.spout(OpaqueMemoryTransactionalSpout({0: rows}, fields, 7))
+    lefts, rights = records.filter("v = 0"), records.filter("v = 1").select("k", "at", w="v")
+    pairs = lefts.join(rights, on="k", times="at", within="1 h", late="1 d", name="pairs")
+    pairs.select("v", "w").append_into(sqlite(tmp_path / "p.db", "out"), name="out")
+    shop.run({"topology.max.attempts": 1}, MemoryStore(), "local", timeout_s=PATIENCE_S)
+    with closing(sqlite3.connect(tmp_path / "p.db")) as connection:
+        ((table,),) = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%waiting%'"
+        ).fetchall()
+        (largest,) = connection.execute(f'SELECT max(length(waiting)) FROM "{table}"').fetchone()
+        (found,) = connection.execute("SELECT count(*) FROM out").fetchone()
+    assert 0 < largest < 1_000_000 and found == 40 * 20
 
 
 @settings(max_examples=examples(60))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -263,6 +264,22 @@ def test_partitions_and_times_that_a_topic_does_not_take_make_bad_records(
     assert found.keys() == {0, 1, 2} and found[0].partition() == 2 and found[2].partition() == 0
     noon_ms = int(NOON.timestamp() * 1_000)
     assert found[0].timestamp()[1] == found[1].timestamp()[1] == noon_ms < found[2].timestamp()[1]
+
+
+@pytest.mark.integration
+def test_a_time_that_a_broker_whose_clock_is_behind_refuses_makes_a_bad_record(
+    topics: Topics, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = topics.create(name, message_timestamp_after_max_ms="3600000")
+    now = time.time()
+    soon = datetime.datetime.fromtimestamp(int(now) + 3_660, datetime.UTC)
+    monkeypatch.setattr("sinks.kafka.sink.time", mock.Mock(time=lambda: now + 90))
+    rows = [[target, 0, NOON, None], [target, 1, soon, None]]
+    spout = OpaqueMemoryTransactionalSpout({0: rows}, ROUTED, 100, on_bad_record="skip")
+    sink = KafkaSink(target, timestamp="at", value=["n"], bootstrap_servers=topics.bootstrap_servers)
+    store = ran(name, spout, sink)
+    assert {offset for _, offset in refused(store, name)} == {1}
+    assert [json.loads(each.value())["n"] for each in messages(topics, target)] == [0]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from spouts.kafka.consumer.adaptive_fetch_size import (
     LARGE_BYTES,
     FetchPace,
 )
+from spouts.kafka.consumer.lookahead_reader import LookaheadReader
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
 from spouts.kafka.consumer.range_session import Range
@@ -408,6 +410,26 @@ def test_a_consumer_that_was_just_opened_holds_little_of_records_that_become_lar
         time.sleep(0.1)
         session._consumer.poll(0) if isinstance(session, KafkaSession) else session._consumer.poll()
     assert 0 < session._traffic.received.record_bytes < FETCHED_BYTES + 120 * size
+
+
+@pytest.mark.integration
+def test_a_reader_of_unplanned_records_holds_little_of_records_that_become_large(topics: Topics, name: str) -> None:
+    """It reads on the driver, for ``keep_transactions``. Once it took 800 large records at once."""
+    size, count = 500_000, 400
+    partition = f"{topics.create(name)}/0"
+    producer = topics.producer(compression_type="zstd", batch_num_messages=1)
+    for _ in range(count):
+        producer.produce(name, b"x" * size, partition=0)
+    producer.arrived(PATIENCE_S)
+    found: list[int] = []
+    with closing(LookaheadReader(KafkaSettings(topics.bootstrap_servers, {}), "g")) as reader:
+        reader.begin(partition, 0)
+        while len(found) < count:
+            records = [each for each in reader.read() if not each.is_end]
+            assert sum(len(each.value or b"") for each in records) < FETCHED_BYTES + 120 * size
+            found += [each.offset for each in records]
+        reader.end(partition)
+    assert found == [*range(count)]
 
 
 @pytest.mark.integration

@@ -310,6 +310,32 @@ def test_changes_whose_end_is_gone_are_planned_with_the_next_transaction() -> No
     assert shares_of(FakeLogs([*changes, younger, end])) == {"s.p.a/0": 3, ENDS: 1}
 
 
+def test_a_forged_change_between_those_of_a_transaction_stops_nothing() -> None:
+    """Its transaction never ends. Once the planner waited for it for ever."""
+    forged = ("s.p.a/0", ("", change("forged", 1)))
+    first, second, end = whole("1", {"p.a": 2})
+    assert shares_of(FakeLogs([first, forged, end])) == {}
+    assert shares_of(FakeLogs([first, forged, second, end])) == {"s.p.a/0": 3, ENDS: 1}
+    assert shares_of(FakeLogs([first, forged, second, end, *whole("2", {"p.a": 1})])) == {"s.p.a/0": 4, ENDS: 2}
+    both = [("s.p.c/0", first[1]), ("s.p.c/1", second[1]), (ENDS, ("", marker("END", "1", {"p.c": 3})))]
+    third = ("s.p.c/0", ("", change("1", 3)))
+    assert shares_of(FakeLogs([both[0], ("s.p.c/0", forged[1]), third, *both[1:]])) == {
+        "s.p.c/0": 3,
+        "s.p.c/1": 1,
+        ENDS: 1,
+    }
+
+
+def test_an_id_that_no_source_has_is_not_kept() -> None:
+    """The planner once kept the ids of 900 kB of all records that it had read ahead."""
+    long = "9" * 900_000
+    logs = FakeLogs([("s.p.a/0", ("", change(long, 1))), (ENDS, ("", marker("END", long, {"p.a": 1})))])
+    planning = made(logs)
+    planning.shares(dict.fromkeys(logs.logs, 0), logs.ends(), 100)
+    assert [run.transaction for log in planning._logs.values() for run in log.runs] == [None]
+    assert not any(ends.ahead or ends.ended for ends in planning._ends.values())
+
+
 def test_a_topic_that_has_just_been_created_is_waited_for() -> None:
     logs = FakeLogs(whole("1", {"p.a": 1}))
     logs.logs[ENDS] = [("", marker("END", "1", {"p.a": 1, "p.new": 1}))]
