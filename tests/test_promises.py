@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.kit import targets
 from tests.kit.marks import KINDS, Held, collected, of_the_suite
 from tests.kit.promises import PAGE, PROMISES, page, target
 
@@ -104,3 +107,12 @@ def test_a_promise_that_only_slow_tests_hold_is_tested_by_make_test_all(marked: 
     ]
     assert target("fault", "7", found) == "slow"
     assert target("rule", "C1", found[:1]) == "quick"
+
+
+def test_a_file_that_is_no_module_is_not_read_when_tests_are_collected() -> None:
+    """Beside the folder with the tests, other programs may remove their files meanwhile."""
+    hook = targets.pytest_collect_file(Path("/removed"))
+    next(hook)
+    with pytest.raises(StopIteration) as ended:
+        hook.send([])
+    assert ended.value.value == []

@@ -119,9 +119,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Only modules with examples are imported and searched for examples."""
+    """Only modules with examples are imported and searched for examples. Other files, which other
+    programs may remove at any time, are not read."""
     found = yield
-    if b">>> " in file_path.read_bytes():
+    if not found or b">>> " in file_path.read_bytes():
         return found
     return [each for each in found if type(each) is pytest.Module]
 
