@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from framework.errors import MovedOnError
 from framework.topology import Fields
-from framework.topology.dead_letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader, ListedLetter
 from sinks.backend import Key, Value
 from sinks.states import MapState
 
@@ -66,20 +66,19 @@ class TableLetters(LetterReader):
     def __init__(self, state: MapState, topology_id: str) -> None:
         self._state, self._topology_id = state, topology_id
 
-    def letters(self, closed: Callable[[], int]) -> Iterator[Letter]:
+    def letters(self, closed: Callable[[], int]) -> Iterator[ListedLetter]:
         for _ in range(_TRIES):
             txid = closed()
             try:
                 with self._state.reading(self._topology_id) as reading:
-                    pages = list(reading.rows(min(reading.header().done, txid)))
+                    pages = reading.rows(min(reading.header().done, txid))
+                    listed = [each for page in pages for each in _listed(page)]
                 break
             except MovedOnError as error:
                 moved = error
         else:
             raise moved
-        for page in pages:
-            for row in zip(*(page.column(name).to_pylist() for name in page.schema.names), strict=True):
-                yield letter_of(row[: len(LETTER_KEY)], row[len(LETTER_KEY) :])
+        yield from listed
 
     def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:
         keys = [tuple(each) for each in refs]
@@ -91,6 +90,11 @@ class TableLetters(LetterReader):
 
     def close(self) -> None:
         self._state.close()
+
+
+def _listed(page: pa.RecordBatch) -> Iterator[ListedLetter]:
+    for row in zip(*(page.column(name).to_pylist() for name in page.schema.names), strict=True):
+        yield ListedLetter.of(letter_of(row[: len(LETTER_KEY)], row[len(LETTER_KEY) :]))
 
 
 def _text(value: bytes | None) -> str | None:

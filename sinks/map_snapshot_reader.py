@@ -8,8 +8,10 @@ import pyarrow as pa
 
 from framework.errors import ConfigError, MovedOnError
 from framework.topology import Header, StateReading
+from framework.value_size import size_of
 from sinks.backend import Key, MapBackend, Value
-from sinks.bounded_pages import PAGE_KEYS, pages_of
+from sinks.bounded_pages import PAGE_KEYS, pages_within
+from sinks.external_row_sorter import PAGE_BYTES
 from sinks.read_as_of import as_of, items_as_of
 
 
@@ -36,7 +38,7 @@ class MapReading(StateReading):
     def rows(self, txid: int, keys: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         schema = self.schema
         found = items_as_of(self._backend, txid) if keys is None else self._named(keys, txid)
-        for page in pages_of(found, PAGE_KEYS):
+        for page, _ in pages_within(found, PAGE_KEYS, PAGE_BYTES, size_of):
             columns = zip(*((*key, *value) for key, value in page), strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -52,6 +52,7 @@ from framework.errors import (
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Reach, Stamp
 from sinks.backend import Key, Row
+from sinks.external_row_sorter import PAGE_BYTES
 from sinks.path_checks import somebody_elses
 from sinks.read_as_of import SnapshotBackend
 from sinks.rebuild_exchange import ExchangeBackend
@@ -96,6 +97,8 @@ _WRITTEN = ("header", "", "touched", "deleted", "due", "count")
 ROWS_PER_STEP = 5_000
 #: Names of due rows per script. The rows themselves are read together, so fewer than above.
 DUE_NAMES = 1_000
+#: The rows of the first page of a scan, which determine the number of the next ones, and the most.
+_SCAN_FIRST, _SCAN_MOST = 16, 1_000
 #: The number of names of a page by which the next page finds its beginning, because another task
 #: may have removed some.
 _ANCHORS = 200
@@ -341,14 +344,16 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
         return self._rows(names, self._texts(names))
 
     def scan(self) -> Iterator[tuple[Key, Row]]:
-        cursor, exchanged = 0, self._exchanged()
+        cursor, count, exchanged = 0, _SCAN_FIRST, self._exchanged()
         while True:
             with self._named(writes=False):
-                cursor, page = _clients.get(self._url).hscan(self._key(""), cursor, count=1_000)
+                cursor, page = _clients.get(self._url).hscan(self._key(""), cursor, count=count)
             for name, text in page.items():
                 yield self._key_of(name), self._row(name, text)
             if cursor == 0:
                 break
+            size = sum(len(name) + len(text) for name, text in page.items())
+            count = max(min(count * PAGE_BYTES // max(size, 1), 4 * count, _SCAN_MOST), 1)
         if self._exchanged() != exchanged:
             raise MovedOnError(f"{self.location}: its rows were exchanged for rebuilt ones while they were read")
 

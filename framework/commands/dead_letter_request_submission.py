@@ -25,7 +25,7 @@ from framework.topology.dead_letter_replay import (
     position_of,
     takes_letters,
 )
-from framework.topology.dead_letters import Letter
+from framework.topology.dead_letters import ListedLetter
 from framework.transactions.documents import committed_txid, read_letter_request, read_plan, write_letter_request
 from framework.transactions.plans import Plan
 
@@ -77,14 +77,14 @@ class LetterRequests:
         write_letter_request(self._store, self._topology.id, None)
         return len(request.letters) if request is not None else 0
 
-    def do(self, action: str, letters: Sequence[Letter]) -> None:
+    def do(self, action: str, letters: Sequence[ListedLetter]) -> None:
         """Request that these letters be replayed or dropped, and wait until they are. Raises the
         error with which a run in this process ends; then the request stays, and ``finish``
         continues with it. Raises ``RetryableError`` if the request was withdrawn, or other letters
         were planned since the letters were listed."""
         perform(self.doing(action, letters))
 
-    def doing(self, action: str, letters: Sequence[Letter]) -> Steps[None]:
+    def doing(self, action: str, letters: Sequence[ListedLetter]) -> Steps[None]:
         """As ``do``, in steps."""
         for first in range(0, len(letters), REQUEST_LETTERS_MAX):
             its = [(each.ref, each.size) for each in letters[first : first + REQUEST_LETTERS_MAX]]
@@ -168,7 +168,7 @@ class LetterRequests:
             return None
 
 
-def to_replay(letters: Sequence[Letter], attempts_max: int) -> list[Letter]:
+def to_replay(letters: Sequence[ListedLetter], attempts_max: int) -> list[ListedLetter]:
     """The letters that may be replayed: complete letters with fewer than ``attempts_max``
     attempts."""
     return [each for each in letters if each.attempts < attempts_max and not each.is_cut]

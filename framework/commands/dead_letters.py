@@ -22,7 +22,7 @@ from framework.errors import ConfigError, escaped
 from framework.execution.executor_name import SPARK
 from framework.inspect.dead_letters import LetterFilter, LetterGroup, Letters, opened_letters, since_ms_of
 from framework.observe import configure_logging
-from framework.topology.dead_letters import Letter
+from framework.topology.dead_letters import Letter, ListedLetter
 from framework.topology.spouts import DROPPED, REPLAYED
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def show_letter(
     with _opened(topology, config, overrides, as_json=as_json) as (found, output):
         letters = found.found(wanted)
         missing = _missing(places, letters)
-        for each in letters:
+        for each in found.whole(letters):
             if as_json:
                 typer.echo(json_text(_document(found, each)), file=output)
             else:
@@ -136,9 +136,12 @@ def replay_letters(
         requests.do(REPLAYED, meant)
         asked = {each.id for each in meant}
         back = [each for each in found.found(LetterFilter()) if each.id in asked] if asked else []
-        for each in back:
-            shown = json_text(_document(found, each)) if as_json else escaped(_line(found, each))
-            typer.echo(shown, file=output)
+        if as_json:
+            for letter in found.whole(back):
+                typer.echo(json_text(_document(found, letter)), file=output)
+        else:
+            for each in back:
+                typer.echo(escaped(_line(found, each)), file=output)
         cut = sum(each.is_cut for each in letters)
         often = len(letters) - len(meant) - cut
         text = f"{len(meant) - len(back):,} replayed, {len(back):,} came back"
@@ -232,11 +235,11 @@ def _filter(
         )
 
 
-def _missing(places: Collection[str], letters: Sequence[Letter]) -> list[str]:
+def _missing(places: Collection[str], letters: Sequence[ListedLetter]) -> list[str]:
     return sorted({*places} - {each.place for each in letters})
 
 
-def _selected(found: Letters, wanted: LetterFilter) -> list[Letter]:
+def _selected(found: Letters, wanted: LetterFilter) -> list[ListedLetter]:
     """The letters to replay or drop. Names given records that are not letters."""
     letters = found.found(wanted)
     for each in _missing(wanted.places, letters):
@@ -260,7 +263,7 @@ def _group_line(group: LetterGroup, *, as_json: bool) -> str:
     )
 
 
-def _line(found: Letters, letter: Letter) -> str:
+def _line(found: Letters, letter: ListedLetter) -> str:
     component, reason = found.cause(letter)
     return f"{letter.place} came back {_times(letter.attempts)}: {component}: {reason}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,13 @@ from framework.coordination.store import CoordinationStore
 from framework.durations import micros_of
 from framework.errors import ConfigError
 from framework.topology import Reach, Topology
-from framework.topology.dead_letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader, ListedLetter
 from framework.transactions.documents import committed_txid, read_incarnation
 from framework.transactions.spout_dead_letter_reader import letter_component, letter_reader_of
+
+#: About the bytes of letters that are in memory at a time, and the most letters.
+BYTES_AT_A_TIME = 16 << 20
+_LETTERS_AT_A_TIME = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ class LetterFilter:
     since_ms: int | None = None
     reason: str | None = None
 
-    def takes(self, letter: Letter, component: str, reason: str) -> bool:
+    def takes(self, letter: ListedLetter, component: str, reason: str) -> bool:
         return (
             (not self.places or letter.place in self.places)
             and self.topic in (None, letter.topic)
@@ -69,7 +73,7 @@ class LetterGroup:
     oldest_ms: int | None = None
     newest_ms: int | None = None
 
-    def add(self, letter: Letter) -> None:
+    def add(self, letter: ListedLetter) -> None:
         self.letters += 1
         self.first_offset = min(self.first_offset, letter.offset)
         self.last_offset = max(self.last_offset, letter.offset)
@@ -86,11 +90,18 @@ class Letters:
         self._topology, self._reader, self._closed = topology, reader, closed
         self._ids = {each.id for each in topology.components}
 
-    def found(self, wanted: LetterFilter) -> list[Letter]:
+    def found(self, wanted: LetterFilter) -> list[ListedLetter]:
         """Those that are meant, by topic, partition and offset. Raises as
         ``LetterReader.letters``."""
         taken = [each for each in self._reader.letters(self._closed) if wanted.takes(each, *self.cause(each))]
         return sorted(taken, key=lambda each: (each.topic, each.topic_id, each.partition, each.offset))
+
+    def whole(self, listed: Sequence[ListedLetter]) -> Iterator[Letter]:
+        """These letters with their content, of which about ``BYTES_AT_A_TIME`` are in memory.
+        Without letters that have ended meanwhile."""
+        for some in _pages(listed):
+            found = self._reader.fetched([each.ref for each in some], self._closed() + 1)
+            yield from (each for each in found if each is not None)
 
     def groups(self, wanted: LetterFilter) -> list[LetterGroup]:
         """Those that are meant, counted; the most frequent first in each partition."""
@@ -110,12 +121,25 @@ class Letters:
             groups[key].add(each)
         return sorted(groups.values(), key=lambda each: (each.topic, each.partition, -each.letters, each.reason))
 
-    def cause(self, letter: Letter) -> tuple[str, str]:
+    def cause(self, letter: Letter | ListedLetter) -> tuple[str, str]:
         """The component that refused the record, and the reason."""
         component, colon, reason = letter.error.partition(": ")
         if colon and component in self._ids:
             return component, reason
         return self._topology.spout.id, letter.error
+
+
+def _pages(letters: Iterable[ListedLetter]) -> Iterator[list[ListedLetter]]:
+    page: list[ListedLetter] = []
+    size = 0
+    for each in letters:
+        if page and (len(page) == _LETTERS_AT_A_TIME or size + each.size > BYTES_AT_A_TIME):
+            yield page
+            page, size = [], 0
+        page.append(each)
+        size += each.size
+    if page:
+        yield page
 
 
 @contextmanager

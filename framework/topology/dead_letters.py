@@ -53,14 +53,44 @@ class Letter(NamedTuple):
         return any(name == CUT_HEADER for name, _ in self.headers)
 
 
+class ListedLetter(NamedTuple):
+    """A letter without its content. ``size``, ``is_cut``: as of the letter."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    topic: str
+    timestamp_ms: int | None
+    error: str
+    attempts: int
+    ref: Sequence[Any]
+    size: int
+    is_cut: bool
+
+    @classmethod
+    def of(cls, letter: Letter) -> ListedLetter:
+        own = (getattr(letter, name) for name in cls._fields)
+        return cls(*own)
+
+    @property
+    def id(self) -> tuple[str, int, int]:
+        return self.topic_id, self.partition, self.offset
+
+    @property
+    def place(self) -> str:
+        """As of the letter."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
 class LetterReader(ABC):
     """Reads the stored letters of one topology. Used by one thread at a time."""
 
     @abstractmethod
-    def letters(self, closed: Callable[[], int]) -> Iterator[Letter]:
-        """All letters of closed transactions that are neither replayed nor dropped, in any order.
-        ``closed``: reads the last closed transaction. The keeper may hold the next one, which may
-        still change. Raises ``RetryableError`` when the store does not answer."""
+    def letters(self, closed: Callable[[], int]) -> Iterator[ListedLetter]:
+        """All letters of closed transactions that are neither replayed nor dropped, in any order,
+        without their content, which ``fetched`` reads: all of them together may be larger than the
+        memory. ``closed``: reads the last closed transaction. The keeper may hold the next one,
+        which may still change. Raises ``RetryableError`` when the store does not answer."""
 
     @abstractmethod
     def fetched(self, refs: Sequence[Sequence[Any]], txid: int) -> list[Letter | None]:

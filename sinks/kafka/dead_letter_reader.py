@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from framework.clients.consumer_close_timeout import Consumer
 from framework.clients.kafka_settings import ConnectionErrors, KafkaSettings
 from framework.errors import ConfigError, DataLossError, RetryableError
-from framework.topology.dead_letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader, ListedLetter
 
 #: The prefix of added headers.
 HEADER = "ratchet."
@@ -41,9 +41,9 @@ class TopicLetters(LetterReader):
         self._owner = (topology_id, incarnation)
         self._client: Consumer | None = None
 
-    def letters(self, closed: Callable[[], int]) -> Iterator[Letter]:
+    def letters(self, closed: Callable[[], int]) -> Iterator[ListedLetter]:
         last = closed()
-        newest: dict[tuple[str, str, str], tuple[int, Letter | None]] = {}
+        newest: dict[tuple[str, str, str], tuple[int, ListedLetter | None]] = {}
         for message in self._messages():
             added = _added(message)
             if (added.get("topology"), added.get("incarnation")) != self._owner or not added:
@@ -51,7 +51,7 @@ class TopicLetters(LetterReader):
             place = added.get("topic_id", ""), added["partition"], added["offset"]
             txid = int(added["txid"])
             if txid <= last and (place not in newest or newest[place][0] < txid):
-                newest[place] = txid, None if "settled" in added else _letter(message, added)
+                newest[place] = txid, None if "settled" in added else ListedLetter.of(_letter(message, added))
         for _, letter in newest.values():
             if letter is not None:
                 yield letter

@@ -28,8 +28,10 @@ from framework.errors import (
 )
 from framework.topology import FORMER, REBUILT, Fields, Header, Stamp, ValueType
 from framework.topology.canonical_form import has_nan, python_values
+from framework.value_size import size_of
 from sinks.aggregates import Aggregate
 from sinks.backend import SWEPT, Key, Row
+from sinks.external_row_sorter import PAGE_BYTES
 from sinks.path_checks import somebody_elses
 from sinks.read_as_of import SnapshotBackend
 from sinks.rebuild_exchange import ExchangeBackend
@@ -47,6 +49,8 @@ from sinks.sql.table_base import SqlTableBase
 NAME_MAX = 63
 #: Rows per page of a scan.
 SCAN_ROWS = 10_000
+#: The rows of the first page, which determine the number of the next ones.
+_FIRST_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -232,15 +236,17 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
         names = ", ".join(f'"{name}"' for name in self.shape.key)
         marks = ", ".join([self.dialect.mark] * width)
         after: tuple[Any, ...] | None = None
+        limit = _FIRST_ROWS
         while True:
             where = f" WHERE ({names}) > ({marks})" if after is not None else ""
             with self._reading() as connection:
-                query = f"{self.shape.select()}{where} ORDER BY {names} LIMIT {SCAN_ROWS}"
+                query = f"{self.shape.select()}{where} ORDER BY {names} LIMIT {limit}"
                 page = self._fetched(connection, query, after or ())
             yield from self._rows(page)
-            if len(page) < SCAN_ROWS:
+            if len(page) < limit:
                 return
             after = page[-1][:width]
+            limit = max(min(limit * PAGE_BYTES // max(size_of(page), 1), 4 * limit, SCAN_ROWS), 1)
 
     def order_by(self, column: str) -> None:
         self._ordered_by = column

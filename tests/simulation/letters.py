@@ -34,7 +34,7 @@ from framework.execution.messages import AttemptHeader
 from framework.execution.ports import PhaseResult, ProcessingJob
 from framework.topology import DEAD_LETTER_STREAM, Topology, dead_letter_replay
 from framework.topology.dead_letter_replay import LETTERS_PARTITION, LetterRequest
-from framework.topology.dead_letters import Letter, LetterReader
+from framework.topology.dead_letters import Letter, LetterReader, ListedLetter
 from framework.topology.extra_partition_spout_wrapper import unwrapped, without
 from framework.topology.spouts import DROPPED, LEFT_OUT, REFUSED, REPLAYED, on_stream
 from framework.transactions.documents import LETTERS as REQUEST
@@ -478,17 +478,29 @@ class LettersOracle(Oracle):
 
     def compare_listed(self) -> None:
         """Check what a command lists when all is over."""
-        listed = {each.id: (int(each.value or b""), each.attempts, each.error) for each in listed_letters(self.world)}
+        letters = whole_letters(self.world)
+        listed = {each.id: (int(each.value or b""), each.attempts, each.error) for each in letters}
         if listed != self.letters:
             raise Violation(f"C48: at the end {listed} are listed, not {self.letters}")
 
 
-def listed_letters(world: LettersWorld) -> list[Letter]:
+def listed_letters(world: LettersWorld) -> list[ListedLetter]:
     """The letters, by the real reader of the keeper."""
-    topology = build_topology(world, whole=True)
-    reader = letter_reader_of(topology, {}, read_incarnation(world.store, TOPOLOGY))
+    letters = _reader(world).letters(partial(committed_txid, world.store, TOPOLOGY))
+    return sorted(letters, key=lambda each: each.id)
+
+
+def whole_letters(world: LettersWorld) -> list[Letter]:
+    """The same letters with their content."""
+    refs = [each.ref for each in listed_letters(world)]
+    found = _reader(world).fetched(refs, committed_txid(world.store, TOPOLOGY) + 1)
+    return [each for each in found if each is not None]
+
+
+def _reader(world: LettersWorld) -> LetterReader:
+    reader = letter_reader_of(build_topology(world, whole=True), {}, read_incarnation(world.store, TOPOLOGY))
     assert reader is not None
-    return sorted(reader.letters(partial(committed_txid, world.store, TOPOLOGY)), key=lambda each: each.id)
+    return reader
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -546,7 +558,7 @@ class Command:
             yield self.requests.give_up
             return
         yield from self.requests.finishing()
-        letters: list[Letter] = []
+        letters: list[ListedLetter] = []
         yield lambda: letters.extend(listed_letters(world))
         attempts_max = chance.choice((1, 2, 3))
         action = DROPPED if self.kind == "drop" else REPLAYED
