@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -50,6 +51,21 @@ def lock_opener(name: str, flags: int) -> int:
     """The ``opener`` of a lock file, for ``open``. A user who may read a file may lock it. So
     other users may not, except those of the file's group if the umask allows it."""
     return os.open(name, flags, 0o660)
+
+
+@contextmanager
+def new_file(file: Path, mode: int = 0o666) -> Iterator[Path]:
+    """An empty file beside ``file``, which takes its place when the block ends without an error. So
+    other users can neither have it written where a link of theirs leads, nor have opened it before.
+    ``mode``: as of ``os.open``, before the umask."""
+    made = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    os.close(os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode))
+    try:
+        yield made
+        os.replace(made, file)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
 
 
 def hold(folder: Path) -> int:

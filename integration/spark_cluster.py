@@ -111,7 +111,8 @@ class SparkWorker(_SparkProcess):
         self._cores, self._memory = cores, memory
 
     def prepare(self) -> list[str]:
-        work = self.folder / "work"
+        work = self.folder / "work"  # with the output of executors, and the code that they fetch
+        work.mkdir(mode=0o700, exist_ok=True)
         return self.command(
             *("--cores", str(self._cores), "--memory", self._memory, "--work-dir", str(work)),
             f"spark://{self._master.address}",

@@ -26,7 +26,7 @@ from framework.commands.run import main as run
 from framework.config import Config, check_address, is_reference, is_secret, passwords_in, with_password_variable
 from framework.errors import ConfigError, TopologyError, escaped
 from framework.execution.executor_name import SPARK
-from framework.local_paths import held_temporary_folder
+from framework.local_paths import held_temporary_folder, new_file
 from framework.topology import ReadCounts, TransactionalTopologyBuilder
 from framework.transactions.source_preview import first_rows
 from ratchet.kafka_connect_translation import PASSWORD, REGISTRY_PASSWORD, Connector, read_connector
@@ -253,13 +253,12 @@ def main(
 
 
 def _write(file: Path, text: str, *, private: bool) -> None:
-    """``private``: only this user can read the file. An existing file becomes private first."""
-    if private and file.is_file():
-        file.chmod(0o600)
-    with open(
-        file, "w", encoding="utf-8", opener=lambda name, how: os.open(name, how, 0o600 if private else 0o666)
-    ) as out:
-        out.write(text)
+    """``private``: only this user can read the file. Raises ``ConfigError``."""
+    try:
+        with new_file(file, 0o600 if private else 0o666) as made:
+            made.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}; give another file") from error
 
 
 def _job(connector: Connector | None, **given: Any) -> Job:

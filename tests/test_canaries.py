@@ -97,6 +97,8 @@ def test_no_secret_comes_out_anywhere(
         eventLog.compress = "false"
         eventLog.dir = "{(tmp_path / "events").as_uri()}"
         hadoop.fs.s3a.secret.key = "${{MY_STORE}}"
+        hadoop.fs.azure.account.key.shop = "${{MY_STORE}}"
+        shop.address = "postgresql://ann:${{MY_STORE}}@host/shop"
         [app]
         topic = "{name}"
         table = "{table}"

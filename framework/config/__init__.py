@@ -17,7 +17,7 @@ from framework.config.environment_references import (
     with_password_variable,
 )
 from framework.config.kafka import KAFKA_PREFIX
-from framework.config.secret_redaction import HIDDEN, is_secret, is_spark_secret, revealed, shown_value
+from framework.config.secret_redaction import HIDDEN, SPARK_REDACTION, is_secret, is_spark_secret, revealed, shown_value
 from framework.config.server_addresses import default_address, loading_with, variable_of
 from framework.config.toml import flatten, read_override
 from framework.config.zookeeper import ZooKeeperAddress, checked_zookeeper_root, zookeeper_address
@@ -25,6 +25,7 @@ from framework.config.zookeeper import ZooKeeperAddress, checked_zookeeper_root,
 __all__ = [
     "HIDDEN",
     "KAFKA_PREFIX",
+    "SPARK_REDACTION",
     "Config",
     "ZooKeeperAddress",
     "check_address",

@@ -22,6 +22,9 @@ HIDDEN = "(hidden)"
 _CREDENTIALS = re.compile(r":[^@\s]*@|://[^\s?]*\?|passw|secret|token", re.IGNORECASE)
 _SPARK_SECRET = re.compile(r"sas\b|env\.|key$", re.IGNORECASE)
 _SPARK_HIDDEN = re.compile(r"auth|javaoptions", re.IGNORECASE)
+#: For Spark itself: its event logs and pages hide a setting whose key or value matches. A regular
+#: expression of Java. Spark's own default knows neither keys of object stores nor URLs.
+SPARK_REDACTION = f"(?i){_SECRET.pattern}|{_SPARK_SECRET.pattern}|{_CREDENTIALS.pattern}"
 #: The table whose keys are those of the provider of a state.
 PROVIDER_CONFIG = "topology.state.provider.config"
 

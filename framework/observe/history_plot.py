@@ -3,14 +3,13 @@ here."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from framework.errors import ConfigError
-from framework.local_paths import local_path
+from framework.local_paths import local_path, new_file
 from framework.observe.journal import TransactionRecord
 
 if TYPE_CHECKING:
@@ -45,12 +44,10 @@ def picture(
         figure.suptitle(title, fontsize=11, parse_math=False)
         axes: list[Axes] = list(grid[:, 0])
         yield axes
-        unfinished = file.with_name(f".{file.name}.{os.getpid()}")
         try:
-            figure.savefig(unfinished, format="svg", metadata={"Date": None})
-            unfinished.replace(file)
+            with new_file(file) as made:
+                figure.savefig(made, format="svg", metadata={"Date": None})
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise ConfigError(f"{file}: {error.strerror or error}; give another file") from error
 
 

@@ -135,6 +135,27 @@ def test_a_file_with_the_name_of_a_user_is_for_this_user_alone(tmp_path: Path, b
     assert "s3cret" not in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_a_file_is_written_neither_where_a_link_leads_nor_into_one_that_others_have_open(tmp_path: Path) -> None:
+    (own := tmp_path / "own").write_text("mine")
+    (tmp_path / "linked.py").symlink_to(own)
+    (tmp_path / "open.py").touch(0o644)
+    with open(tmp_path / "open.py", encoding="utf-8") as opened:
+        for file in ("linked.py", "open.py"):
+            command = [
+                "orders",
+                str(tmp_path / file),
+                "--into",
+                "postgresql://ann@host/shop",
+                "--codec",
+                "text",
+                "--eject",
+            ]
+            assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+            assert "ann" in (tmp_path / file).read_text() and not (tmp_path / file).is_symlink()
+        assert own.read_text() == "mine" and not opened.read()
+    assert {each.name for each in tmp_path.iterdir()} == {"own", "linked.py", "open.py"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

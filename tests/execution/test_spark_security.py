@@ -368,6 +368,35 @@ def test_executors_of_this_process_unpack_libraries_in_its_folder() -> None:
     assert option in shlex.split(conf.get("spark.driver.defaultJavaOptions") or "")
 
 
+def test_sockets_are_in_a_folder_of_this_user_also_if_the_temporary_folder_has_a_long_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise Spark would use ports, to which every user of the host can connect."""
+    long = tmp_path / ("x" * 64)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    conf = spark_context._conf("x", {})
+    assert conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    folder = Path(conf.get("spark.python.unix.domain.socket.dir") or "")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and len(str(folder)) <= spark_context._SOCKET_FOLDER_MAX
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net", "canary"),
+        ("spark.hadoop.fs.azure.sas.orders.shop", "canary"),
+        ("spark.executorEnv.DB_PASS", "canary"),
+        ("spark.shop.address", "postgresql://ann:canary@host/shop"),
+        ("spark.ssl.keyPassword", "canary"),
+    ],
+)
+def test_event_logs_and_pages_of_spark_hide_what_may_be_a_secret(key: str, value: str) -> None:
+    hidden = re.compile(spark_context._conf("x", {}).get("spark.redaction.regex") or "")
+    assert hidden.search(key) or hidden.search(value)
+    assert not any(map(hidden.search, ("spark.master", "local[*]", "spark.executor.memory", "spark://127.0.0.1:7077")))
+
+
 @pytest.mark.parametrize("mode", [None, 0o755, 0o700])
 def test_a_folder_with_the_name_of_a_private_one_is_used_only_if_it_is_private(
     tmp_path: Path, mode: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_the_time_line_has_every_phase_and_marks_what_did_not_succeed_at_once(tm
     wanted = {"processing", "waiting", "commit", "attempts that failed", "not at the first attempt: 2", "seconds"}
     assert wanted <= set(shown)
     assert [each.name for each in tmp_path.iterdir()] == ["history.svg"]
+
+
+def test_a_link_of_another_user_beside_the_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name was that of the process, which every user of the host can see."""
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    (own := tmp_path / "own").write_text("mine")
+    (tmp_path / ".history.svg.4711").symlink_to(own)
+    plot_history([record(1)], tmp_path / "history.svg", "orders")
+    assert own.read_text() == "mine" and "seconds" in texts(tmp_path / "history.svg")
 
 
 def test_the_same_figures_make_the_same_file_of_a_bounded_size(tmp_path: Path) -> None:

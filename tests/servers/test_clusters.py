@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import stat
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from kazoo.client import KazooClient
 from integration import KafkaCluster, ZooKeeperEnsemble
 from integration.kafka import answer_of_live_brokers
 from integration.server import free_port, port_taken
-from integration.spark_cluster import SparkMaster
+from integration.spark_cluster import SparkMaster, SparkWorker
 from tests.kit.targets import Often
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S
@@ -151,6 +152,13 @@ def test_a_spark_master_takes_no_programs_without_its_secret(tmp_path: Path) -> 
             each.laddr.port for each in psutil.Process(master.pid).net_connections("inet") if each.status == "LISTEN"
         }
         assert listening == {master.port, master.page_port}
+
+
+def test_other_users_read_neither_the_output_nor_the_code_of_executors(tmp_path: Path) -> None:
+    """Spark gives the files in this folder the mode that the umask says."""
+    worker = SparkWorker(tmp_path, SparkMaster(tmp_path, secret="s" * 32), cores=1, memory="512m")
+    worker.prepare()
+    assert stat.S_IMODE((tmp_path / "work").stat().st_mode) == 0o700
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from weakref import WeakSet
 from pyspark import SparkConf, SparkContext, accumulators
 from pyspark.java_gateway import launch_gateway
 
-from framework.config import HIDDEN, is_secret, is_spark_secret, shown_value
+from framework.config import HIDDEN, SPARK_REDACTION, is_secret, is_spark_secret, shown_value
 from framework.errors import ConfigError, InvariantViolation, TopologyError
 from framework.execution.payload_encryption import KEY_VARIABLE, shared_key
 from framework.execution.spark.code_archive import ship_code
@@ -62,6 +62,7 @@ _DEFAULTS = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
     "spark.ui.killEnabled": "false",  # whoever can open the pages of Spark could end jobs
+    "spark.redaction.regex": SPARK_REDACTION,  # every user of the host can open the pages of Spark
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
     "spark.python.task.killTimeout": "500ms",  # a cancelled task's worker is killed after this long
@@ -105,6 +106,8 @@ _PRIVATE = "ratchet-spark-"
 #: The length of a folder in which the path of a socket fits: Linux allows 107 bytes, and Spark
 #: gives it a name of 42.
 _SOCKET_FOLDER_MAX = 64
+#: The parent of the folder for sockets if the path of the temporary folder is too long.
+_SHORT = "/tmp"
 #: The environment variable by which ``spark-submit`` passes the port of its JVM to a Python
 #: program.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -495,10 +498,12 @@ def _unix_sockets() -> dict[str, str]:
     """Settings with which Spark and its Python processes communicate over Unix sockets. Spark reads
     pickles from these sockets without a secret, so they are in a folder of this user only. The
     hosts of a cluster have no such folder: there Spark uses TCP, and checks its secret."""
-    folder = str(_private_folder(tempfile.gettempdir()))
-    if len(folder) > _SOCKET_FOLDER_MAX:
-        return {}
-    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
+    folder = _private_folder(tempfile.gettempdir())
+    if len(str(folder)) > _SOCKET_FOLDER_MAX:
+        if not os.access(_SHORT, os.W_OK) or replaceable_by_others(Path(_SHORT)) is not None:
+            return {}
+        folder = _private_folder(_SHORT)
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
 
 @functools.cache
