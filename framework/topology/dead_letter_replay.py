@@ -310,14 +310,13 @@ class _LettersReader(ReaderWrapper):
 
 def _returned(letter: Letter, error: str) -> dict[str, Any]:
     headers = [{"key": name, "value": value} for name, value in letter.headers]
-    fields = letter._replace(error=error, attempts=letter.attempts + 1)._asdict()
-    return {**fields, "headers": headers, "settled": None}
+    return letter.row(error=error, attempts=letter.attempts + 1, headers=headers, settled=None)
 
 
 def _settled(letter: Letter, entry: Meta) -> dict[str, Any]:
     """The row that ends a letter: its coordinates and its key."""
-    fields = letter._replace(value=None, headers=[])._asdict()
-    return {**fields, "settled": DROPPED if entry["action"] == DROPPED else REPLAYED}
+    settled = DROPPED if entry["action"] == DROPPED else REPLAYED
+    return letter.row(value=None, headers=[], settled=settled)
 
 
 def is_outdated(request: LetterRequest, entry: Meta | None) -> bool:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
 
 #: The header of a letter that lacks a part of its record, and therefore cannot be replayed.
 CUT_HEADER = "ratchet.cut"
 
 
-class Letter(NamedTuple):
-    """A refused record.
-
-    * ``error``: the last reason.
-    * ``attempts``: how often it was replayed and refused again.
-    * ``ref``: the key by which its keeper finds it; JSON-able.
-    * ``kept_in``: the partition of a topic that contains it."""
+@dataclass(frozen=True, slots=True)
+class _RefusedRecord:
+    """``error``: the last reason."""
 
     topic_id: str
     partition: int
@@ -27,12 +24,6 @@ class Letter(NamedTuple):
     topic: str
     timestamp_ms: int | None
     error: str
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
-    attempts: int
-    ref: Sequence[Any]
-    kept_in: int | None = None
 
     @property
     def id(self) -> tuple[str, int, int]:
@@ -43,25 +34,40 @@ class Letter(NamedTuple):
         """The record's coordinates in the form for users: ``orders/3/17``."""
         return f"{self.topic}/{self.partition}/{self.offset}"
 
+
+@dataclass(frozen=True, slots=True)
+class Letter(_RefusedRecord):
+    """A refused record.
+
+    * ``attempts``: how often it was replayed and refused again.
+    * ``ref``: the key by which its keeper finds it; JSON-able.
+    * ``kept_in``: the partition of a topic that contains it."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+    attempts: int
+    ref: Sequence[Any]
+    kept_in: int | None = None
+
     @property
     def size(self) -> int:
         """The bytes of key, value and headers."""
         return sum(len(each or b"") for each in (self.key, self.value, *(value for _, value in self.headers)))
+
+    def row(self, **changed: Any) -> dict[str, Any]:
+        """The fields as a row of the stream of dead letters, some of them changed or added."""
+        return {each.name: getattr(self, each.name) for each in fields(self)} | changed
 
     @property
     def is_cut(self) -> bool:
         return any(name == CUT_HEADER for name, _ in self.headers)
 
 
-class ListedLetter(NamedTuple):
-    """A letter without its content. ``size``, ``is_cut``: as of the letter."""
+@dataclass(frozen=True, slots=True)
+class ListedLetter(_RefusedRecord):
+    """A letter without its content. All fields: as of the letter."""
 
-    topic_id: str
-    partition: int
-    offset: int
-    topic: str
-    timestamp_ms: int | None
-    error: str
     attempts: int
     ref: Sequence[Any]
     size: int
@@ -69,17 +75,7 @@ class ListedLetter(NamedTuple):
 
     @classmethod
     def of(cls, letter: Letter) -> ListedLetter:
-        own = (getattr(letter, name) for name in cls._fields)
-        return cls(*own)
-
-    @property
-    def id(self) -> tuple[str, int, int]:
-        return self.topic_id, self.partition, self.offset
-
-    @property
-    def place(self) -> str:
-        """As of the letter."""
-        return f"{self.topic}/{self.partition}/{self.offset}"
+        return cls(*(getattr(letter, each.name) for each in fields(cls)))
 
 
 class LetterReader(ABC):

@@ -4,6 +4,7 @@ between; its drivers die where a test says."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -52,7 +53,7 @@ class LetteredReader(PartitionReader):
             if offset in meta.get(LEFT_OUT, ()):
                 reason = meta.get(REFUSED, {}).get(str(offset))
                 if reason is not None:
-                    yield _row(letter._replace(error=reason))
+                    yield _row(replace(letter, error=reason))
             else:
                 letters.append(letter)
         yield from self.read_letters(letters)
@@ -60,11 +61,11 @@ class LetteredReader(PartitionReader):
     def read_letters(self, letters: Sequence[Letter]) -> Iterator[Rows]:
         for each in letters:
             decoded = self._decode(each)
-            yield _row(each._replace(error=decoded)) if isinstance(decoded, str) else decoded
+            yield _row(replace(each, error=decoded)) if isinstance(decoded, str) else decoded
 
 
 def _row(letter: Letter) -> OnStream:
-    row = {**letter._asdict(), "settled": None}
+    row = letter.row(settled=None)
     return OnStream(DEAD_LETTER_STREAM, pa.RecordBatch.from_pylist([row], DEAD_LETTER_FIELDS.schema()))
 
 

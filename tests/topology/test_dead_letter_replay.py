@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ class Kept(LetterReader):
 
 def letter(number: int, word: str, **changes: Any) -> Letter:
     made = Letter("id", 0, number, "rows", 5, "old", b"k", word.encode(), [("h", b"1")], 0, ref=[number])
-    return made._replace(**changes)
+    return replace(made, **changes)
 
 
 def planner(letters: int, size: int = 5) -> tuple[Any, LettersPlanner]:

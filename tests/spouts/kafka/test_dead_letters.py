@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.rule("C48")
 
 def letter(topic: str, offset: int, value: bytes | None, **changes: Any) -> Letter:
     made = Letter(f"id-{topic}", 1, offset, topic, None, "old", b"k", value, [("h", b"x"), ("h", None)], 0, ref=[])
-    return made._replace(**changes)
+    return replace(made, **changes)
 
 
 def read(streams: Streams, *letters: Letter) -> tuple[dict[str, list[Any]], dict[tuple[str, int], str]]:
