@@ -17,13 +17,16 @@ of examples from ``examples``.
 
 With ``--dist loadgroup`` the tests that want Spark run in one process, with those that kill drivers
 again and again, and the others that want Kafka and ZooKeeper in another: so Spark starts once, and
-the servers twice. Those that want MariaDB, or the built site, share a process too. Tests that
-use a module-scoped fixture share a process by module. The rest run wherever there is room.
+the servers twice. In ``make test-all``, two processes share those that want Spark, by module:
+together they take longer than all others. Those that want MariaDB, or the built site, share a
+process too. Tests that use a module-scoped fixture share a process by module. The rest run wherever
+there is room.
 """
 
 from __future__ import annotations
 
 import gc
+import zlib
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,7 @@ USUAL = "usual"
 _NAMED = 200
 #: Fixtures that start something large. The tests that use one of them share a process.
 _SPARK = {"spark", "cluster", "spark_masters"}
+_ON_SPARK = "spark"
 _SERVERS = {"servers", "topics", "ratchet_servers"}
 #: The same for what fewer tests use: name of a fixture, or value of a parameter -> group.
 _OTHERS = {
@@ -137,6 +141,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Not later: xdist looks for groups before other plugins may modify the collected tests."""
     marked = marks.names(item)
     group = _group_of(item, marked)
+    if group == _ON_SPARK and item.config.getoption("--all"):
+        group = f"{group} {zlib.crc32(item.path.name.encode()) % 2}"
     if group is not None:
         item.add_marker(pytest.mark.xdist_group(group))
     callspec: Any = getattr(item, "callspec", None)
@@ -168,12 +174,12 @@ def _group_of(item: pytest.Item, marked: set[str]) -> str | None:
     callspec = getattr(item, "callspec", None)
     runner = callspec.params.get("runner", "local") if callspec is not None else "local"
     if "spark" in marked or runner != "local" or fixtures & _SPARK:
-        return "spark"
+        return _ON_SPARK
     if not fixtures & _SERVERS:
         values = {str(each) for each in callspec.params.values()} if callspec is not None else set()
         others = (group for name, group in _OTHERS.items() if name in fixtures | values)
         return next(others, _module_of(item))
-    return "spark" if "kills" in marked else "servers"
+    return _ON_SPARK if "kills" in marked else "servers"
 
 
 def _module_of(item: pytest.Item) -> str | None:

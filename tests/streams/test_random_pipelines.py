@@ -101,7 +101,7 @@ def test_a_topic_with_tombstones_and_bad_records_gives_what_plain_python_gives(*
 
 
 @pytest.mark.slow
-@settings(max_examples=20_000, deadline=None, database=None)
+@settings(max_examples=3_000, deadline=None, database=None)
 @given(**topic_programs.PROGRAMS)
 def test_thousands_of_topics_give_what_plain_python_gives(**drawn: Any) -> None:
     topic_programs.check(**drawn)

@@ -21,7 +21,7 @@ def test_a_program_gives_what_plain_python_gives(**drawn: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=5_000, deadline=None)
+@settings(max_examples=2_000, deadline=None)
 @given(**PROGRAMS)
 def test_thousands_of_programs_give_what_plain_python_gives(**drawn: Any) -> None:
     checked(**drawn)
