@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from framework.state import LmdbKeyValueStateProvider
 from framework.topology import Topology
 from framework.transactions import MemoryStore
 from integration import MariaDbServer, PostgresServer
+from integration.folder_permissions import open_folder
 from integration.mariadb import USER as MARIADB_USER
 from integration.postgres import USER
+from integration.server_launcher import EMBEDDED
 from sinks import (
     AppendCommitter,
     Count,
@@ -113,15 +115,17 @@ def test_rows_of_sqlite_go_on_when_there_is_room(small_disk: Disk) -> None:
 
 
 @pytest.fixture
-def on_small_disk(small_disk: Disk, own_postgres: PostgresServer) -> str:
-    """The address of a server that keeps new tables in a tablespace on the small disk."""
+def on_small_disk(small_disk: Disk) -> Iterator[str]:
+    """The address of a server that keeps new tables in a tablespace on the small disk. A container
+    would not see the disk."""
     place = small_disk.path / "tablespace"
     place.mkdir()
     shutil.chown(place, USER, USER)
-    with psycopg.connect(own_postgres.dsn, autocommit=True) as database:
-        database.execute(f"CREATE TABLESPACE small LOCATION '{place}'")  # type: ignore[call-overload]
-        database.execute("ALTER ROLE ratchet SET default_tablespace = 'small'")
-    return own_postgres.dsn
+    with open_folder() as folder, PostgresServer(folder / "postgres", where=EMBEDDED) as server:
+        with psycopg.connect(server.dsn, autocommit=True) as database:
+            database.execute(f"CREATE TABLESPACE small LOCATION '{place}'")  # type: ignore[call-overload]
+            database.execute("ALTER ROLE ratchet SET default_tablespace = 'small'")
+        yield server.dsn
 
 
 @pytest.mark.integration

@@ -126,11 +126,13 @@ class BatchProber:
     def _damaged(self, tp: TopicPartition, first: int, end: int) -> tuple[int, KafkaError] | None:
         """The first offset of the first damaged batch, and the error. The offset is below ``first``
         if that is inside the batch."""
-        position = first
-        for _ in range(PLACED_AGAIN_MAX):
-            self._assignment.begin([ClientPartition(*tp, position)])
+        position, at, since = first, first, time.monotonic()
+        while position > at or time.monotonic() - since < _ANSWER_S:
+            if position > at:
+                at, since = position, time.monotonic()
+            self._assignment.begin([ClientPartition(*tp, at)])
             try:
-                position, found = self._next_event(tp, position, end)
+                position, found = self._next_event(tp, at, end)
             finally:
                 self._consumer.incremental_unassign([ClientPartition(*tp)])
             if found is None or found.error().code() == KafkaError._PARTITION_EOF:

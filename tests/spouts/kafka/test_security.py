@@ -74,6 +74,8 @@ def _noting(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_the_passwords_of_a_broker_are_on_no_command_line(broker: KafkaBroker) -> None:
+    if not isinstance(broker.host, ProcessHost):
+        pytest.skip("the files of a server in a container are closed by their folder alone")
     assert any("StorageTool" in each for each in FORMATTED)
     assert not [each for each in FORMATTED if PASSWORD in each]
     assert not exposed(broker.folder, PASSWORD)
