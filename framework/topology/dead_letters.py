@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 CUT_HEADER = "ratchet.cut"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _RefusedRecord:
     """``error``: the last reason."""
 
@@ -35,7 +35,7 @@ class _RefusedRecord:
         return f"{self.topic}/{self.partition}/{self.offset}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Letter(_RefusedRecord):
     """A refused record.
 
@@ -64,7 +64,7 @@ class Letter(_RefusedRecord):
         return any(name == CUT_HEADER for name, _ in self.headers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLetter(_RefusedRecord):
     """A letter without its content. All fields: as of the letter."""
 
@@ -75,7 +75,7 @@ class ListedLetter(_RefusedRecord):
 
     @classmethod
     def of(cls, letter: Letter) -> ListedLetter:
-        return cls(*(getattr(letter, each.name) for each in fields(cls)))
+        return cls(**{each.name: getattr(letter, each.name) for each in fields(cls)})
 
 
 class LetterReader(ABC):

@@ -40,6 +40,12 @@ def cannot_decode(word: str, mended: bool) -> str | None:
     return "it is raw" if word.startswith("raw") and not mended else None
 
 
+def letter_of_record(partition: int, offset: int, value: bytes | None, **changes: Any) -> Letter:
+    """The letter of a record of topic ``rows`` that nobody has refused yet."""
+    fields = {"topic_id": "id", "topic": "rows", "timestamp_ms": 5, "error": "", "key": None, "headers": []}
+    return Letter(**{**fields, "attempts": 0, "ref": [], **changes}, partition=partition, offset=offset, value=value)
+
+
 class LetteredReader(PartitionReader):
     """Reads one value per row. ``decode``: the row of a record; or the reason, if it has none."""
 
@@ -49,7 +55,7 @@ class LetteredReader(PartitionReader):
     def read(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[Rows]:
         letters = []
         for offset, (value,) in enumerate(complete(partition, meta), int(meta["first"])):
-            letter = Letter("id", int(partition), offset, "rows", 5, "", None, str(value).encode(), [], 0, ref=[])
+            letter = letter_of_record(int(partition), offset, str(value).encode())
             if offset in meta.get(LEFT_OUT, ()):
                 reason = meta.get(REFUSED, {}).get(str(offset))
                 if reason is not None:

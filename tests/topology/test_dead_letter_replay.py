@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from framework.topology.dead_letter_replay import (
 from framework.topology.dead_letters import CUT_HEADER, Letter, LetterReader
 from framework.topology.extra_partition_spout_wrapper import unwrapped
 from framework.topology.spouts import LEFT_OUT, REFUSED, REPLAYED, on_stream
-from tests.kit.lettered import FIELDS, OpaqueLetteredSpout
+from tests.kit.lettered import FIELDS, OpaqueLetteredSpout, letter_of_record
 
 CONTEXT = TopologyContext("t", "spout", 0, 1, {}, parallelisms={})
 
@@ -41,8 +40,8 @@ class Kept(LetterReader):
 
 
 def letter(number: int, word: str, **changes: Any) -> Letter:
-    made = Letter("id", 0, number, "rows", 5, "old", b"k", word.encode(), [("h", b"1")], 0, ref=[number])
-    return replace(made, **changes)
+    own = {"error": "old", "key": b"k", "headers": [("h", b"1")], "ref": [number]}
+    return letter_of_record(0, number, word.encode(), **{**own, **changes})
 
 
 def planner(letters: int, size: int = 5) -> tuple[Any, LettersPlanner]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,13 +14,14 @@ from framework.topology.spouts import on_stream
 from spouts import JsonCodec, TextCodec, TopicStream
 from spouts.kafka.reader import KafkaReader
 from spouts.kafka.topic_streams import Streams, checked_streams
+from tests.kit.lettered import letter_of_record
 
 pytestmark = pytest.mark.rule("C48")
 
 
 def letter(topic: str, offset: int, value: bytes | None, **changes: Any) -> Letter:
-    made = Letter(f"id-{topic}", 1, offset, topic, None, "old", b"k", value, [("h", b"x"), ("h", None)], 0, ref=[])
-    return replace(made, **changes)
+    own = {"topic_id": f"id-{topic}", "topic": topic, "timestamp_ms": None, "error": "old", "key": b"k"}
+    return letter_of_record(1, offset, value, **{**own, "headers": [("h", b"x"), ("h", None)], **changes})
 
 
 def read(streams: Streams, *letters: Letter) -> tuple[dict[str, list[Any]], dict[tuple[str, int], str]]:
