@@ -12,7 +12,7 @@ from benchmarks import workload
 from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_deserialization import Parts
 

@@ -98,7 +98,7 @@ def measure_explain(
         txid = run.status().committed_txid
     finally:
         run.stop()
-    found = _in_a_process(_explain, servers.zookeeper, "count", workload.word_topology, *arguments)
+    found = _in_a_process(_explain, servers.zookeeper, *arguments)
     return {"workload": "explain", "messages": keys * per_key, "keys": keys, "transactions": txid, **found}
 
 
@@ -166,10 +166,10 @@ def _rebuild(zookeeper: str, state: str, make: Callable[..., Topology], *argumen
     store.close()
 
 
-def _explain(zookeeper: str, state: str, make: Callable[..., Topology], *arguments: Any) -> None:
+def _explain(zookeeper: str, *arguments: Any) -> None:
     *shape, answers = arguments
-    topology, store, config = _opened(zookeeper, make, tuple(shape))
-    found = explain(topology, store, config.for_components(), state=state, key="key00000007")
+    topology, store, config = _opened(zookeeper, workload.word_topology, tuple(shape))
+    found = explain(topology, store, config.for_components(), state="count", key="key00000007")
     answers.put(
         {
             "changes": found.step_count,

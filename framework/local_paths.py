@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from framework.errors import ConfigError
 
@@ -108,6 +109,24 @@ def replaceable_by_others(folder: Path) -> Path | None:
         if shared and not os.path.ismount(each):
             return each
     return None
+
+
+def warn_of_others(path: Path, log: Any) -> None:
+    """Log a warning if another user may replace this file or folder of a state."""
+    others = replaceable_by_others(path)
+    if others is not None:
+        log.warning(
+            "state.folder_of_others",
+            folder=str(path),
+            advice=f"another user may replace what is in {others}: keep states in a folder of this user's",
+        )
+
+
+def check_made_here(path: Path, location: str) -> None:
+    """Raise ``ConfigError`` if another user has made a state's file or folder before Ratchet, in a
+    folder for everybody: they could replace its content."""
+    if made_by_others(path):
+        raise ConfigError(f"{location}: another user has made {path}, in a folder for everybody; use another path")
 
 
 def made_by_others(path: Path) -> bool:

@@ -18,9 +18,9 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from framework.arrow_spill import SpillFile
+from framework.bounded_pages import pages_of, pages_within
 from framework.value_size import size_of
 from sinks.backend import Key, Row
-from sinks.bounded_pages import pages_of, pages_within
 
 #: The most rows, and about the most bytes, of a page, which is sent and written by one step of the
 #: store.

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
+from framework.bounded_pages import PAGE_KEYS, pages_within
 from framework.errors import TopologyError
 from framework.topology import Input
 from framework.value_size import size_of
 from sinks.backend import Key, Value
-from sinks.bounded_pages import PAGE_KEYS, pages_within
 from sinks.external_row_sorter import PAGE_BYTES
 from sinks.value_encoding import JsonColumns
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from framework.bounded_pages import PAGE_KEYS, pages_within
 from framework.errors import ConfigError, MovedOnError
 from framework.topology import Header, StateReading
 from framework.value_size import size_of
 from sinks.backend import Key, MapBackend, Value
-from sinks.bounded_pages import PAGE_KEYS, pages_within
 from sinks.external_row_sorter import PAGE_BYTES
 from sinks.read_as_of import as_of, items_as_of
 

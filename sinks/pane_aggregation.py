@@ -7,13 +7,13 @@ from functools import partial
 
 import pyarrow as pa
 
+from framework.bounded_pages import pages_within
 from framework.topology import Fields
 from framework.topology.canonical_form import python_values
 from framework.topology.refused_row_bisection import OnRefused, accepted
 from framework.value_size import size_of
 from sinks.aggregates import Aggregate, results_column
 from sinks.backend import Key, Value
-from sinks.bounded_pages import pages_within
 from sinks.external_row_sorter import PAGE_BYTES, PAGE_ROWS
 from sinks.state_committer import Fold
 

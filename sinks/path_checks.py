@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from framework.errors import ConfigError
-from framework.local_paths import made_by_others, replaceable_by_others
+from framework.local_paths import warn_of_others
 from framework.observe.logs import get_logger
 
 _log = get_logger()
@@ -21,33 +21,15 @@ def check_can_be_made(path: Path, location: str) -> None:
         raise ConfigError(f"{location}: {folder} cannot be written to; check the path and its permissions")
 
 
-def check_made_here(path: Path, location: str) -> None:
-    """Raise ``ConfigError`` if another user has made a state's file or folder before Ratchet, in a
-    folder for everybody: they could replace its content."""
-    if made_by_others(path):
-        raise ConfigError(f"{location}: another user has made {path}, in a folder for everybody; use another path")
-
-
 def somebody_elses(location: object) -> ConfigError:
     """The error for a name that a rebuild needs and that is already taken."""
     return ConfigError(f"{location} is not Ratchet's, or another topology's: rename it, its name is needed here")
 
 
-def warn_of_others(path: Path) -> None:
-    """Log a warning if another user may replace this file or folder."""
-    others = replaceable_by_others(path)
-    if others is not None:
-        _log.warning(
-            "state.folder_of_others",
-            folder=str(path),
-            advice=f"another user may replace what is in {others}: keep states in a folder of this user's",
-        )
-
-
 def warn_of_files_beside(path: Path) -> None:
     """Log a warning as ``warn_of_others``, and one if another user may make files beside this
     one."""
-    warn_of_others(path)
+    warn_of_others(path, _log)
     try:
         shared = path.parent.stat().st_mode & stat.S_IWOTH
     except OSError:

@@ -37,6 +37,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from framework.bounded_pages import rows_that_fit
 from framework.clients.redis_errors import VALUE_BYTES_MAX, evicts, leave_replica, passes, redirects, server_information
 from framework.config import resolved_address, shown_host
 from framework.errors import (
@@ -353,7 +354,7 @@ class RedisBackend(SnapshotBackend, ExchangeBackend):
             if cursor == 0:
                 break
             size = sum(len(name) + len(text) for name, text in page.items())
-            count = max(min(count * PAGE_BYTES // max(size, 1), 4 * count, _SCAN_MOST), 1)
+            count = rows_that_fit(count, size, PAGE_BYTES, min(4 * count, _SCAN_MOST))
         if self._exchanged() != exchanged:
             raise MovedOnError(f"{self.location}: its rows were exchanged for rebuilt ones while they were read")
 

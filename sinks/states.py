@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from framework.bounded_pages import PAGE_KEYS, pages_of, pages_within
 from framework.errors import (
     BadRecordError,
     ConfigError,
@@ -43,7 +44,6 @@ from framework.topology.canonical_form import RowForm, python_values
 from framework.value_size import fixed_size
 from sinks.aggregates import Aggregate, results_column, row_merger
 from sinks.backend import Key, MapBackend, Row, Value
-from sinks.bounded_pages import PAGE_KEYS, pages_of, pages_within
 from sinks.expected_values import Expected, Recomputed
 from sinks.external_row_sorter import PAGE_BYTES, Due, DueRows, Order, by_time, due_size
 from sinks.key_parser import key_values

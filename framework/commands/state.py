@@ -14,10 +14,8 @@ import dataclasses
 import datetime
 import gzip
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
@@ -35,7 +33,7 @@ from framework.core.committed_state_reader import TopologyState
 from framework.core.leader_loop import forget_state, restore_state
 from framework.core.rescaling import Entry
 from framework.errors import ConfigError, CorruptStateError, TopologyError
-from framework.local_paths import local_path
+from framework.local_paths import local_path, new_file
 from framework.state.provider_settings import provider_of, serializers_of
 from framework.state.serialization import Serializer
 from framework.topology import CoreTopology
@@ -347,19 +345,14 @@ def _lines(file: Path) -> Iterator[Any]:
 def _written(file: Path) -> Iterator[IO[str]]:
     """A file that is written completely or not at all."""
     local_path(file, "snapshot")
-    try:
-        handle, made = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error}") from None
-    os.close(handle)
-    try:
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(new_file(file, 0o600))
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be written: {error}") from None
         opener = gzip.open if file.suffix == ".gz" else open
         with opener(made, "wt", encoding="utf-8") as out:
             yield out
-        os.replace(made, file)
-    except BaseException:
-        os.unlink(made)
-        raise
 
 
 def _say_which(state: TopologyState) -> None:

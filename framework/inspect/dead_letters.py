@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
+from framework.bounded_pages import pages_within
 from framework.coordination.store import CoordinationStore
 from framework.durations import micros_of
 from framework.errors import ConfigError
@@ -99,7 +101,7 @@ class Letters:
     def whole(self, listed: Sequence[ListedLetter]) -> Iterator[Letter]:
         """These letters with their content, of which about ``BYTES_AT_A_TIME`` are in memory.
         Without letters that have ended meanwhile."""
-        for some in _pages(listed):
+        for some, _ in pages_within(listed, _LETTERS_AT_A_TIME, BYTES_AT_A_TIME, attrgetter("size")):
             found = self._reader.fetched([each.ref for each in some], self._closed() + 1)
             yield from (each for each in found if each is not None)
 
@@ -127,19 +129,6 @@ class Letters:
         if colon and component in self._ids:
             return component, reason
         return self._topology.spout.id, letter.error
-
-
-def _pages(letters: Iterable[ListedLetter]) -> Iterator[list[ListedLetter]]:
-    page: list[ListedLetter] = []
-    size = 0
-    for each in letters:
-        if page and (len(page) == _LETTERS_AT_A_TIME or size + each.size > BYTES_AT_A_TIME):
-            yield page
-            page, size = [], 0
-        page.append(each)
-        size += each.size
-    if page:
-        yield page
 
 
 @contextmanager

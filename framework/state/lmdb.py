@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from framework.errors import ConfigError, CorruptStateError, RetryableError
-from framework.local_paths import local_path, made_by_others, replaceable_by_others
+from framework.local_paths import check_made_here, local_path, warn_of_others
 from framework.observe.logs import get_logger
 from framework.state.checkpointed_key_value_state import Changes, LayeredState
 from framework.state.corrupt_entries import shown
@@ -38,6 +38,7 @@ except ImportError as error:  # lmdb is an optional extra
     ) from error
 
 _log = get_logger()
+_PATH = "topology.state.provider.config.path"
 
 T = TypeVar("T")
 
@@ -88,15 +89,9 @@ class LmdbKeyValueStateProvider(StateProvider):
         try:
             _path(settings).mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"topology.state.provider.config.path: {error}") from None
-        _check_made_here(_path(settings))
-        others = replaceable_by_others(_path(settings))
-        if others is not None:
-            _log.warning(
-                "state.folder_of_others",
-                folder=str(_path(settings)),
-                advice=f"another user may replace what is in {others}: keep states in a folder of this user's",
-            )
+            raise ConfigError(f"{_PATH}: {error}") from None
+        check_made_here(_path(settings), _PATH)
+        warn_of_others(_path(settings), _log)
 
     def serializers(self, conf: Mapping[str, Any]) -> tuple[Serializer, Serializer]:
         settings = settings_of(conf, LmdbSettings)
@@ -148,7 +143,8 @@ class LmdbStore:
         self._snapshots: weakref.WeakSet[_Snapshot] = weakref.WeakSet()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _check_made_here(folder.parent, folder)
+            for each in (folder.parent, folder):
+                check_made_here(each, _PATH)
             # the folder belongs to another user, who grants access to it
             with contextlib.suppress(PermissionError):
                 folder.chmod(0o700)
@@ -392,19 +388,8 @@ def _folder(settings: LmdbSettings, namespace: str) -> Path:
     return _path(settings).absolute() / namespace
 
 
-def _check_made_here(*folders: Path) -> None:
-    """Raise ``ConfigError`` if another user has made a folder of a state before Ratchet, in a
-    folder for everybody: they could replace its content."""
-    for each in folders:
-        if made_by_others(each):
-            raise ConfigError(
-                f"state: another user has made {each}, in a folder for everybody; use another path "
-                "(topology.state.provider.config.path)"
-            )
-
-
 def _path(settings: LmdbSettings) -> Path:
-    return local_path(settings.path, "topology.state.provider.config.path:")
+    return local_path(settings.path, f"{_PATH}:")
 
 
 def _range(reading: lmdb.Transaction, database: Any, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from framework.operators.interval_join_buckets import bucket_end, bucket_of, buckets_around
 from framework.operators.watermarks import NEVER
 from framework.topology import Fields
+from framework.value_size import size_of
 from sinks.backend import Key, Value
 from sinks.states import MapState
 from sinks.value_encoding import JsonColumns, whole_number
@@ -52,12 +53,12 @@ class _Row:
     @property
     def is_full(self) -> bool:
         if self.size is None:
-            self.size = sum(_bytes_of(each.values) for each in self.records)
+            self.size = sum(size_of(each.values) for each in self.records)
         return len(self.records) >= ROW_RECORDS or self.size >= ROW_BYTES
 
     def add(self, each: Waiting) -> None:
         self.records.append(each)
-        self.size = (self.size or 0) + _bytes_of(each.values)
+        self.size = (self.size or 0) + size_of(each.values)
 
 
 def key_fields(key: Fields) -> Fields:
@@ -182,8 +183,3 @@ class WaitingRows:
     def _text(self, side: int, kept: Sequence[Waiting]) -> str:
         codec = self._codecs[side]
         return json.dumps([[each.at, each.matched, list(codec.encode(each.values))] for each in kept])
-
-
-def _bytes_of(values: Value) -> int:
-    """About the bytes of a record."""
-    return sum(len(each) if isinstance(each, (str, bytes)) else 8 for each in values)

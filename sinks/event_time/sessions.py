@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
 
+from framework.bounded_pages import pages_of
 from framework.durations import Duration, micros_above_0
 from framework.errors import BadRecordError, InvariantViolation
 from framework.operators.sessions import Pane, ends, pane_starts, runs, together
@@ -18,7 +19,6 @@ from framework.topology.canonical_form import python_values
 from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from sinks.aggregates import Aggregate, Max, Min, row_folder, row_merger
 from sinks.backend import Key
-from sinks.bounded_pages import pages_of
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.session_sum_overflow import LargeSums, marks_in
 from sinks.event_time.windowed_aggregation_base import AggregatingCommitter, Closed, Folded, TimedFold

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.bounded_pages import slices_of
 from framework.durations import Duration, micros_of
 from framework.errors import BadRecordError, TopologyError
 from framework.operators.event_window_assigner import EventWindows
@@ -21,7 +22,6 @@ from framework.topology.refused_row_bisection import RefusedTogether, accepted
 from sinks import external_row_sorter
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Value
-from sinks.bounded_pages import slices_of
 from sinks.event_time.event_time_committer_base import Watermarks
 from sinks.event_time.windowed_aggregation_base import RECORDS, AggregatingCommitter, TimedFold
 from sinks.external_row_sorter import PAGE_BYTES, by_time

@@ -287,7 +287,7 @@ def _last_of_each_key(
                     low, _ = consumer.get_watermark_offsets(where, STEP_TIMEOUT_S)
                     consumer.assign([TopicPartition(topic, 0, low)])
             if time.monotonic() > deadline:
-                hangs = _HANGS.format(at=ended, topic=topic) if ended is not None and position <= ended else ""
+                hangs = _HANGS.format(at=ended) if ended is not None and position <= ended else ""
                 raise RetryableError(f"the markers in {topic!r} could not be read to offset {end} yet{hangs}")
             if position < end and time.monotonic() > patience:
                 stable = _end_of(where, errors, admin, deadline, IsolationLevel.READ_COMMITTED)

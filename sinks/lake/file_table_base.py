@@ -37,6 +37,7 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from framework.bounded_pages import pages_by_bytes
 from framework.errors import (
     BadRecordError,
     ConfigError,
@@ -46,7 +47,8 @@ from framework.errors import (
     StaleWriterError,
     TopologyError,
 )
-from framework.local_paths import local_path, made_by_others
+from framework.local_paths import check_made_here, local_path, made_by_others, warn_of_others
+from framework.observe.logs import get_logger
 from framework.topology import (
     Change,
     Difference,
@@ -66,7 +68,6 @@ from framework.topology.canonical_form import comparable, python_values
 from framework.topology.python_datetime_range import outside_python
 from framework.topology.refused_row_bisection import OnRefused
 from sinks.appendable_table import Table
-from sinks.bounded_pages import pages_by_bytes
 from sinks.lake.folder_documents import (
     HeaderChain,
     check_data_file,
@@ -81,11 +82,12 @@ from sinks.lake.folder_documents import (
     sync,
 )
 from sinks.lake.partitions import Texts, check_partitioning, distinct, expression_of, folder_of, split, texts_in
-from sinks.path_checks import check_can_be_made, check_made_here, warn_of_others
+from sinks.path_checks import check_can_be_made
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
+_log = get_logger()
 #: The greatest size of a file; compaction makes files of about this size.
 TARGET_BYTES = 128 * 1024 * 1024
 #: The folder in a table's folder that marks it as a table and holds Ratchet's documents.
@@ -353,7 +355,7 @@ class FileTable(Table, InspectableState):
         self._check_place()
         make_folder(self.path)
         check_made_here(self.path, self.location)
-        warn_of_others(self.path)
+        warn_of_others(self.path, _log)
         header = self._chain.read()
         if header is None:
             self._check_foreign()

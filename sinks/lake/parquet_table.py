@@ -52,7 +52,7 @@ from framework.errors import (
     RetryableError,
     StaleWriterError,
 )
-from framework.local_paths import lock_opener
+from framework.local_paths import check_made_here, lock_opener
 from framework.topology import FORMER, REBUILT, Header, RebuildableState, Stamp
 from sinks.lake.file_table_base import OWN_FOLDER, DataFile, FileTable, may_be_open, numbered
 from sinks.lake.folder_documents import (
@@ -69,7 +69,7 @@ from sinks.lake.folder_documents import (
     write_once,
 )
 from sinks.lake.partitions import Texts, folder_of
-from sinks.path_checks import check_made_here, somebody_elses
+from sinks.path_checks import somebody_elses
 
 _COMPACTED = ".compacted.json"
 #: The folder of data files. Their names have no ending that other programs search for.

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from framework.bounded_pages import PAGE_KEYS, pages_of
 from framework.errors import ConfigError, InvariantViolation, MovedOnError
 from framework.topology import Change, Difference, FencedState, Fields, Header, KeyedState, Reach, ValueType
 from framework.topology.json_values import json_encoder
 from framework.topology.state_snapshot_reader import StateReading
 from framework.topology.table_schema_diff import TableSchema
-from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.expected_values import Recomputed
 from sinks.key_parser import key_values
 from sinks.rows.inspectable_table import InspectableTable

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
+from framework.bounded_pages import PAGE_KEYS, pages_of
 from framework.errors import ConfigError, InvariantViolation, MovedOnError
 from framework.topology import (
     Change,
@@ -21,7 +22,6 @@ from framework.topology import (
     StateReading,
 )
 from framework.topology.canonical_form import RowForm, equal
-from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.expected_values import Expected, Recomputed
 from sinks.key_parser import key_values
 from sinks.rows.row_multiset import RowMultiset

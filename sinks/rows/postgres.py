@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from framework.bounded_pages import slices_of
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import Header, TransactionAttempt
 from framework.topology.refused_row_bisection import OnRefused
-from sinks.bounded_pages import slices_of
 from sinks.rows.rebuildable_table import RebuildableTable
 from sinks.rows.table_definition import ACTION, POSITION, ROW_NEEDED, TXID, Column, UnfitTableError
 from sinks.rows.transactional_table import (

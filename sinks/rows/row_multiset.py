@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from sinks.bounded_pages import pages_of
+from framework.bounded_pages import pages_of
 
 Values = tuple[Any, ...]
 #: Rows that are added by one statement.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from framework.bounded_pages import PAGE_KEYS, pages_of
 from framework.errors import MovedOnError
 from framework.topology import Header
-from sinks.bounded_pages import PAGE_KEYS, pages_of
 from sinks.rows.table_definition import EXISTED, TXID
 from sinks.rows.transactional_table import RowTable
 

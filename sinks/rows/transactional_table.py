@@ -32,11 +32,11 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.bounded_pages import pages_by_bytes
 from framework.errors import BadRecordError, ConfigError, TopologyError
 from framework.topology import Header, OpenCommit, TransactionAttempt, ValueType, check_granted
 from framework.topology.canonical_form import form_of
 from framework.topology.refused_row_bisection import OnRefused, accepted
-from sinks.bounded_pages import pages_by_bytes
 from sinks.key_hash_parts import halves_by_key
 from sinks.rows.table_definition import (
     ACTION,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from framework.bounded_pages import rows_that_fit
 from framework.errors import (
     BadRecordError,
     ConfigError,
@@ -246,7 +247,7 @@ class SqlBackend(SqlTableBase, SnapshotBackend, ExchangeBackend):
             if len(page) < limit:
                 return
             after = page[-1][:width]
-            limit = max(min(limit * PAGE_BYTES // max(size_of(page), 1), 4 * limit, SCAN_ROWS), 1)
+            limit = rows_that_fit(limit, size_of(page), PAGE_BYTES, min(4 * limit, SCAN_ROWS))
 
     def order_by(self, column: str) -> None:
         self._ordered_by = column

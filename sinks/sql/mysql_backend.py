@@ -19,11 +19,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from framework.bounded_pages import pages_of
 from framework.errors import BadRecordError, ConfigError
 from framework.topology import FORMER, REBUILT, Fields, Header
 from framework.topology.canonical_form import python_values
 from sinks.backend import Key
-from sinks.bounded_pages import pages_of
 from sinks.refused_rows import explained_in
 from sinks.sql.backend import SqlBackend, Upsert
 from sinks.sql.mysql_connections import Connection, UnbufferedCursor

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from framework.bounded_pages import pages_within
 from framework.errors import BadRecordError, CommitOutcomeUnknown, ConfigError, InvariantViolation, RetryableError
 from framework.topology import Header, Reach
 from framework.topology.json_values import plain
-from sinks.bounded_pages import pages_within
 from sinks.sql.mysql_connections import Connection, Connections, address_of
 from sinks.sql.mysql_dialect import MariaDbDialect, MySqlDialect
 from sinks.sql.mysql_server import READ_ONLY, code_of, identity, line_of, losses, named, unfit

@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
+from framework.bounded_pages import pages_within, rows_that_fit
 from framework.errors import (
     BadRecordError,
 )
@@ -28,7 +29,6 @@ from framework.topology.canonical_form import python_values
 from framework.value_size import fixed_size
 from sinks.aggregates import Aggregate
 from sinks.backend import Key, Row
-from sinks.bounded_pages import pages_within
 from sinks.external_row_sorter import PAGE_BYTES
 from sinks.refused_rows import explained, explained_in, refused_row
 from sinks.sql.backend import SqlBackend, Upsert
@@ -332,8 +332,8 @@ class PostgresBackend(PostgresTableBase, SqlBackend):
             size = _FIRST_ROWS
             while rows := cursor.fetchmany(size):
                 yield from rows
-                fitting = len(rows) * PAGE_BYTES // max(sum(map(_length, rows)), 1)
-                size = max(min(fitting, 2 * size, SIZE.rows(self._dsn)), 1)
+                most = min(2 * size, SIZE.rows(self._dsn))
+                size = rows_that_fit(len(rows), sum(map(_length, rows)), PAGE_BYTES, most)
 
     def _merge(self, connection: Any, upsert: Upsert, deltas: pa.Table, stamp: tuple[Any, ...]) -> int:
         kinds = dict(self.shape.columns)

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from framework.bounded_pages import slices_of
 from framework.errors import (
     BadRecordError,
     CommitOutcomeUnknown,
@@ -22,13 +23,12 @@ from framework.errors import (
     RetryableError,
     TopologyError,
 )
-from framework.local_paths import local_path, made_by_others
+from framework.local_paths import check_made_here, local_path, made_by_others
 from framework.topology import Header, Reach
 from framework.topology.canonical_form import python_values
 from framework.topology.json_values import plain
-from sinks.bounded_pages import slices_of
 from sinks.external_row_sorter import PAGE_BYTES
-from sinks.path_checks import check_can_be_made, check_made_here, warn_of_files_beside
+from sinks.path_checks import check_can_be_made, warn_of_files_beside
 from sinks.sql.schema import Dialect
 from sinks.sql.table_base import SqlRollBack, SqlTableBase
 from sinks.value_encoding import check_storable, is_plain, restored

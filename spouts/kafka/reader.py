@@ -33,7 +33,7 @@ from spouts.codecs.bad_records import OnBadRecord
 from spouts.codecs.registry_schema_usage import take_used
 from spouts.kafka.consumer.consumer_pool import sessions
 from spouts.kafka.consumer.fetched_batch_cache import FetchedBatchCache
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk, Run
 from spouts.kafka.decoding import Decoded, Place, RecordDecoder, dead_letters, places_of
 from spouts.kafka.partition_plan_entries import position_after, position_of, topic_and_number

@@ -23,7 +23,7 @@ from integration.folder_permissions import open_folder
 from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.native_range_consumer import NativeSession, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.fuzzing import Counts, go_on
 from tests.kit.topics import Topics

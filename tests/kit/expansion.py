@@ -24,7 +24,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import CompressedCodec, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.topics import Topics
 from tests.kit.waiting import PATIENCE_S

@@ -24,7 +24,7 @@ from spouts.kafka.consumer import native_range_consumer
 from spouts.kafka.consumer import range_consumer as kafka_session
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.consumer.record_chunk import MessageChunk
 from spouts.kafka.record_deserialization import EVERYTHING
 

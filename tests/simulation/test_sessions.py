@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer import range_consumer as kafka_session
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from tests.kit.searching import first_seed
 from tests.simulation.sessions import SessionsWorld, SimConsumer, SimMessage, SimQueues, instead_of_kafka, run_sessions
 

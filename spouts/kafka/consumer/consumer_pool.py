@@ -22,7 +22,7 @@ from framework.errors import ConfigError
 from framework.observe.logs import get_logger
 from spouts.kafka.consumer.native_range_consumer import NativeSession, not_carried, why_not_native
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_deserialization import Parts

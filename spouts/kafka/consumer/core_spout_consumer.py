@@ -30,7 +30,7 @@ from spouts.kafka.consumer.consumer_pool import reader_of
 from spouts.kafka.consumer.continuous_consumers import ColumnFeed, Event, Feed, MessageFeed
 from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, BatchProber, damage_from
 from spouts.kafka.consumer.decompression_failures import unreadable_chunk
-from spouts.kafka.consumer.range_session import damage, fails
+from spouts.kafka.consumer.range_consumer_base import damage, fails
 from spouts.kafka.consumer.record_chunk import RecordChunk
 from spouts.kafka.group_offsets import GroupOffsets
 from spouts.kafka.partition_plan_entries import Position, TopicPartition, partition_id, topic_and_number

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_deserialization import Parts
 

@@ -100,17 +100,20 @@ class LookaheadReader(LazilyConnectedConsumer):
 
     def _renew(self) -> None:
         """Continue with a consumer at the present pace."""
+        for partition, offset in self._ended().items():
+            self.begin(partition, offset)
+
+    def _ended(self) -> dict[str, int]:
+        """Close the consumer. Returns its positions."""
         positions, self._assigned = self._assigned, {}
         self.close()
-        for partition, offset in positions.items():
-            self.begin(partition, offset)
+        return positions
 
     def _after(self, damaged: Collection[str]) -> Iterator[Ahead]:
         """Continue after batches that cannot be read, as if they had one record without a value,
         because the reader of the batch decides about them. A new consumer continues, because this
         consumer has lost its position there."""
-        positions, self._assigned = self._assigned, {}
-        self.close()
+        positions = self._ended()
         with closing(BatchProber(self._settings, self._group)) as prober:
             for partition, offset in positions.items():
                 after = offset

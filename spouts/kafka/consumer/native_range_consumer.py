@@ -35,7 +35,7 @@ from spouts.kafka.consumer import range_consumer as limits
 from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.decompression_failures import unreadable_chunk
 from spouts.kafka.consumer.range_consumer import silent
-from spouts.kafka.consumer.range_session import Assigned, Range, RangeSession, fails, records_of, replaced
+from spouts.kafka.consumer.range_consumer_base import Assigned, Range, RangeSession, fails, records_of, replaced
 from spouts.kafka.consumer.record_chunk import ColumnChunk, Run
 from spouts.kafka.partition_plan_entries import TopicPartition
 from spouts.kafka.record_deserialization import METADATA_TYPES, Parts

@@ -37,7 +37,7 @@ from spouts.kafka.consumer.adaptive_fetch_size import LARGE_BYTES
 from spouts.kafka.consumer.consumer_seek import Assignment
 from spouts.kafka.consumer.damaged_batches import DAMAGED, NOT_IN_LOG, DamagedBatch
 from spouts.kafka.consumer.decompression_failures import unreadable_chunk
-from spouts.kafka.consumer.range_session import Assigned, Range, RangeSession, fails, records_of, replaced
+from spouts.kafka.consumer.range_consumer_base import Assigned, Range, RangeSession, fails, records_of, replaced
 from spouts.kafka.consumer.record_chunk import ColumnChunk, MessageChunk
 from spouts.kafka.partition_plan_entries import TopicPartition, partition_id
 from spouts.kafka.record_deserialization import EVERYTHING, Parts

@@ -25,7 +25,7 @@ from spouts.kafka.consumer.adaptive_fetch_size import (
 from spouts.kafka.consumer.lookahead_reader import LookaheadReader
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.quotas import limit_client
 from tests.kit.readers import needs_native

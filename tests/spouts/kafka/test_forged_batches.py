@@ -18,7 +18,7 @@ from sinks import Count, MemoryBackend, OpaqueMapState, StateCommitter
 from spouts import KafkaTransactionalSpout, OpaqueKafkaTransactionalSpout, TextCodec
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.raw_batches import forged, odd_streams, produce
 from tests.kit.readers import READERS

@@ -19,7 +19,7 @@ from framework.transactions import MemoryStore
 from integration import EmbeddedServers
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.readers import READERS

@@ -14,7 +14,7 @@ from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.damaged_batches import PLACED_AGAIN_MAX
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 
 TP = ("orders", 3)
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET

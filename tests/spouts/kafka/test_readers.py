@@ -49,7 +49,7 @@ from spouts.kafka.consumer.adaptive_fetch_size import FetchPace
 from spouts.kafka.consumer.consumer_pool import KafkaSessions, reader_of, say_reader
 from spouts.kafka.consumer.native_range_consumer import FETCHED_TOGETHER_MAX, QUEUES_MIN, NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.consumer.record_chunk import ColumnChunk, RecordChunk
 from spouts.kafka.partition_plan_entries import Position, TopicPartition
 from spouts.kafka.record_deserialization import EVERYTHING, METADATA_TYPES, Parts

@@ -21,7 +21,7 @@ from sinks import DeadLetterTable, MemoryBackend, OpaqueMapState
 from spouts import KafkaSpout, TextCodec
 from spouts.kafka.consumer import damaged_batches, native_range_consumer, range_consumer
 from spouts.kafka.consumer.core_spout_consumer import KafkaTail
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.kafka_runs import KafkaRuns
 from tests.kit.raw_batches import odd_streams, produce

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from framework.clients.kafka_settings import KafkaSettings
 from spouts.kafka.consumer.native_range_consumer import NativeSession
 from spouts.kafka.consumer.range_consumer import KafkaSession
-from spouts.kafka.consumer.range_session import Range
+from spouts.kafka.consumer.range_consumer_base import Range
 from spouts.kafka.record_deserialization import EVERYTHING
 from tests.kit.readers import READERS
 from tests.kit.topics import Topics

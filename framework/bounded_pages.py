@@ -36,6 +36,16 @@ def slices_of(rows: pa.Table, bytes_max: int) -> Iterator[pa.Table]:
         yield rows.slice(first, count)
 
 
+def rows_that_fit(rows: int, size: int, bytes_max: int, most: int) -> int:
+    """How many rows have about ``bytes_max``, from 1 to ``most``, if they are as large as these
+    rows, which have ``size``.
+
+    >>> rows_that_fit(16, 1_600, 5_000, 64), rows_that_fit(16, 1_600, 50, 64)
+    (50, 1)
+    """
+    return max(min(rows * bytes_max // max(size, 1), most), 1)
+
+
 def pages_within(
     items: Iterable[T], most: int, size_max: int, size_of: Callable[[T], int]
 ) -> Iterator[tuple[list[T], int]]:
